@@ -33,11 +33,15 @@ classes and checkpoint, as JSON. Both formats are written batch by batch, so a
 split may be larger than memory.
 """
 
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
 import json
 import pathlib
 from typing import Any
+from typing import IO
 from typing import TYPE_CHECKING
 import zipfile
 
@@ -56,7 +60,9 @@ if TYPE_CHECKING:
 
   from vit_jax import data
   from vit_jax import weights
-  from vit_jax.evaluation.embedded import Embedded
+
+  # Embeddings float32 [B, D], and further columns by name.
+  Rows = tuple[np.ndarray, Mapping[str, Any]]
 
 USAGE = (
   'embed --from=PATH --out=FILE (--data=NAME | --images=PATH | --text=TEXT)'
@@ -76,6 +82,7 @@ _OUT = cli.define_path(
 )
 
 _ROWS = 4096  # rows of a group in a Parquet file
+_NUMBERS = ('label', 'index')  # arrays; other columns are texts
 
 
 def main(argv: list[str]) -> None:
@@ -101,52 +108,44 @@ def main(argv: list[str]) -> None:
     )
   else:
     source = data_flags.open_split(FLAGS, config)
-  parts = embedder.embed_split(loaded, config, source)
-  count, checkpoint = 0, json.dumps(loaded.origin.to_dict())
-  with (
-    data_flags.progress(len(source)) as progress,
-    data_flags.explained(),
-    safe_io.replacing_path(path) as temporary,
-    contextlib.closing(
-      _WRITERS[path.suffix](temporary, source, checkpoint)
-    ) as writer,
-  ):
-    for part in parts:
-      names = [source.file(count + i) for i in range(len(part))]
-      writer.write(part, names)
-      count += len(part)
+
+  def rows() -> 'Iterator[Rows]':
+    first = 0
+    for part in embedder.embed_split(loaded, config, source):
+      cells: dict[str, Any] = {}
+      if classes := source.classes:
+        names = [classes[i] for i in part.labels.tolist()]
+        cells = {'label': part.labels, 'label_name': names}
+      files = [source.file(first + i) for i in range(len(part))]
+      yield part.features, cells | {'index': part.index, 'file': files}
+      first += len(part)
       progress.update(len(part))
-    writer.finish()
-  logging.info(
-    '%d embeddings of %d numbers are in %s', count, writer.width, path
-  )
+
+  with data_flags.progress(len(source)) as progress, data_flags.explained():
+    _write(path, loaded, len(source), rows(), source.classes)
 
 
 def _embed_texts(loaded: 'weights.Loaded', path: pathlib.Path) -> None:
-  import numpy as np
-
   from vit_jax.objectives import embedder  # imports jax
 
   texts = _TEXT.value
   embeddings = embedder.Embedder(loaded, len(texts)).texts(texts, '--text')
-  checkpoint = json.dumps(loaded.origin.to_dict())
-  with safe_io.replacing_path(path) as temporary:
-    if path.suffix == '.npz':
-      with temporary.open('wb') as file:
-        np.savez(
-          file,
-          embedding=embeddings,
-          text=np.array(texts, np.str_),
-          checkpoint=np.array(checkpoint, np.str_),
-        )
-    else:
-      import pyarrow as pa  # an optional dependency
-      from pyarrow import parquet
+  _write(path, loaded, len(texts), [(embeddings, {'text': texts})], ())
 
-      table = pa.table({'embedding': _column(embeddings), 'text': texts})
-      metadata = {'checkpoint': checkpoint}
-      parquet.write_table(table.replace_schema_metadata(metadata), temporary)
-  logging.info('%d embeddings of %d numbers are in %s', *embeddings.shape, path)
+
+def _write(
+  path: pathlib.Path,
+  loaded: 'weights.Loaded',
+  total: int,
+  rows: 'Iterable[Rows]',
+  classes: Sequence[str],
+) -> None:
+  """Writes `total` rows as they come; without classes there are no labels."""
+  checkpoint = json.dumps(loaded.origin.to_dict())
+  write = _write_npz if path.suffix == '.npz' else _write_parquet
+  with safe_io.replacing_path(path) as temporary:
+    width = write(temporary, total, rows, checkpoint, classes)
+  logging.info('%d embeddings of %d numbers are in %s', total, width, path)
 
 
 def _check_flags(argv: list[str]) -> pathlib.Path:
@@ -170,144 +169,89 @@ def _check_flags(argv: list[str]) -> pathlib.Path:
   return columns.check_path('--out', _OUT.value, ('.npz', '.parquet'))
 
 
-def _column(embeddings: 'np.ndarray') -> Any:
-  """Returns embeddings [N, D] as a column of Arrow, of lists of D numbers."""
-  import pyarrow as pa  # an optional dependency
-
-  numbers = pa.array(embeddings.ravel())
-  return pa.FixedSizeListArray.from_arrays(numbers, embeddings.shape[1])
-
-
-class _Npz:
+def _write_npz(
+  path: pathlib.Path,
+  total: int,
+  rows: 'Iterable[Rows]',
+  checkpoint: str,
+  classes: Sequence[str],
+) -> int:
   """Writes embeddings batch by batch, and the small arrays at the end.
 
-  Attributes:
-    width: D, the size of an embedding.
+  Returns the size of an embedding.
   """
+  import numpy as np
 
-  def __init__(
-    self, path: pathlib.Path, source: 'data.Source', checkpoint: str
-  ):
-    self.width = 0
-    self._archive = zipfile.ZipFile(path, 'w')
-    self._source, self._checkpoint = source, checkpoint
-    self._embedding: Any = None
-    self._labels: list[np.ndarray] = []
-    self._index: list[np.ndarray] = []
-    self._files: list[str] = []
+  width = 0
+  parts: dict[str, list[np.ndarray]] = {}
+  with zipfile.ZipFile(path, 'w') as archive:
 
-  def write(self, part: 'Embedded', files: Sequence[str | None]) -> None:
-    """Appends some examples, and the paths of their files."""
-    if self._embedding is None:
-      import numpy as np
+    def member(name: str) -> IO[bytes]:
+      return archive.open(f'{name}.npy', 'w', force_zip64=True)
 
-      self.width = part.features.shape[1]
-      header = {
-        'descr': np.lib.format.dtype_to_descr(np.dtype(np.float32)),
-        'fortran_order': False,
-        'shape': (len(self._source), self.width),
-      }
-      self._embedding = self._open('embedding')
-      np.lib.format.write_array_header_1_0(self._embedding, header)
-    self._embedding.write(part.features.tobytes())
-    self._labels.append(part.labels)
-    self._index.append(part.index)
-    self._files += [file or '' for file in files]
-
-  def _open(self, name: str) -> Any:
-    return self._archive.open(f'{name}.npy', 'w', force_zip64=True)
-
-  def finish(self) -> None:
-    """Writes the other arrays; without classes there are no labels."""
-    import numpy as np
-
-    self._end()
-    classes = self._source.classes
-    arrays = {
-      'index': np.concatenate(self._index),
-      'file': np.array(self._files, np.str_),
-      'checkpoint': np.array(self._checkpoint, np.str_),
-    }
+    with member('embedding') as file:
+      for embeddings, part in rows:
+        if not width:
+          width = embeddings.shape[1]
+          header = {
+            'descr': np.lib.format.dtype_to_descr(np.dtype(np.float32)),
+            'fortran_order': False,
+            'shape': (total, width),
+          }
+          np.lib.format.write_array_header_1_0(file, header)
+        file.write(embeddings.tobytes())
+        for name, cells in part.items():
+          array = cells
+          if name not in _NUMBERS:
+            array = np.array([text or '' for text in cells], np.str_)
+          parts.setdefault(name, []).append(array)
+    parts.pop('label_name', None)  # `classes` has the names
+    arrays = {name: np.concatenate(x) for name, x in parts.items()}
+    arrays['checkpoint'] = np.array(checkpoint)
     if classes:
-      arrays['label'] = np.concatenate(self._labels)
-      arrays['classes'] = np.array(classes, np.str_)
+      arrays['classes'] = np.array(classes)
     for name, array in arrays.items():
-      with self._open(name) as file:
+      with member(name) as file:
         np.lib.format.write_array(file, array, allow_pickle=False)
-
-  def close(self) -> None:
-    """Ends the file."""
-    try:
-      self._end()
-    finally:
-      self._archive.close()
-
-  def _end(self) -> None:
-    """Ends the embeddings, before which no other array can be written."""
-    if self._embedding is not None:
-      self._embedding.close()
+  return width
 
 
-class _Parquet:
-  """Writes a Parquet file in groups of rows; as `_Npz`."""
+def _write_parquet(
+  path: pathlib.Path,
+  total: int,
+  rows: 'Iterable[Rows]',
+  checkpoint: str,
+  classes: Sequence[str],
+) -> int:
+  """Writes a Parquet file in groups of rows; as `_write_npz`."""
+  import pyarrow as pa  # an optional dependency
+  from pyarrow import parquet
 
-  def __init__(
-    self, path: pathlib.Path, source: 'data.Source', checkpoint: str
-  ):
-    self.width = 0
-    self._path, self._classes = path, source.classes
-    self._metadata = {'checkpoint': checkpoint}
-    if self._classes:
-      self._metadata['classes'] = json.dumps(list(self._classes))
-    self._file: Any = None
-    self._parts: list[Embedded] = []
-    self._files: list[str | None] = []
-
-  def write(self, part: 'Embedded', files: Sequence[str | None]) -> None:
-    """Appends some examples, and the paths of their files."""
-    self.width = part.features.shape[1]
-    self._parts.append(part)
-    self._files += files
-    if len(self._files) >= _ROWS:
-      self._flush()
-
-  def finish(self) -> None:
-    """Writes the rows that are left."""
-    self._flush()
-
-  def _flush(self) -> None:
-    """Writes the rows that wait as one group."""
-    import pyarrow as pa  # an optional dependency
-    from pyarrow import parquet
-
-    from vit_jax.evaluation import embedded
-
-    if not self._parts:
-      return
-    part = embedded.join(self._parts)
-    cells: dict[str, Any] = {'embedding': _column(part.features)}
-    if self._classes:
-      names = [self._classes[i] for i in part.labels.tolist()]
-      cells |= {'label': part.labels, 'label_name': names}
-    cells['index'] = part.index
-    paths = [columns.as_text(file) for file in self._files]
-    cells['file'] = pa.array(paths, pa.string())
-    table = pa.table(cells).replace_schema_metadata(self._metadata)
-    if self._file is None:
-      self._file = parquet.ParquetWriter(self._path, table.schema)
-    self._file.write_table(table)
-    self._parts, self._files = [], []
-
-  def close(self) -> None:
-    """Ends the file."""
-    if self._file is not None:
-      self._file.close()
-
-
-_WRITERS: dict[str, type[_Npz] | type[_Parquet]] = {
-  '.npz': _Npz,
-  '.parquet': _Parquet,
-}
+  del total
+  metadata = {'checkpoint': checkpoint}
+  if classes:
+    metadata['classes'] = json.dumps(list(classes))
+  width = 0
+  with contextlib.ExitStack() as stack:
+    writer, waiting = None, []
+    for embeddings, part in rows:
+      width = embeddings.shape[1]
+      numbers = pa.array(embeddings.ravel())
+      lists = pa.FixedSizeListArray.from_arrays(numbers, width)
+      cells: dict[str, Any] = {'embedding': lists, **part}
+      if 'file' in cells:
+        paths = [columns.as_text(file) for file in cells['file']]
+        cells['file'] = pa.array(paths, pa.string())
+      waiting.append(pa.table(cells).replace_schema_metadata(metadata))
+      if writer is None:
+        schema = waiting[0].schema
+        writer = stack.enter_context(parquet.ParquetWriter(path, schema))
+      if sum(map(len, waiting)) >= _ROWS:
+        writer.write_table(pa.concat_tables(waiting).combine_chunks())
+        waiting = []
+    if writer and waiting:
+      writer.write_table(pa.concat_tables(waiting).combine_chunks())
+  return width
 
 
 if __name__ == '__main__':

@@ -214,7 +214,7 @@ def main(argv: list[str]) -> None:
     evaluator.check_model(loaded.model)
     summary, text = _evaluate(loaded, evaluator, path)
     summary['checkpoint'] = loaded.origin.to_dict()
-  print(json.dumps(summary) if _FORMAT.value == 'json' else text.rstrip('\n'))
+  print(json.dumps(summary) if _FORMAT.value == 'json' else text)
 
 
 def _evaluate_variants(

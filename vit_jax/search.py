@@ -80,17 +80,11 @@ _BATCH_SIZE = flags.DEFINE_integer(
 
 
 class Answer(NamedTuple):
-  """The images that were found for a query.
+  """The images that were found for a query."""
 
-  Attributes:
-    query: The text, or the path of the image.
-    kind: 'text' or 'image'.
-    matches: Paths with their similarities, the most similar first.
-  """
-
-  query: str
-  kind: str
-  matches: list[tuple[str, float]]
+  query: str  # the text, or the path of the image
+  kind: str  # 'text' or 'image'
+  matches: list[tuple[str, float]]  # similarities of paths, in descending order
 
 
 def main(argv: list[str]) -> int:
@@ -140,10 +134,14 @@ def main(argv: list[str]) -> int:
 def _answers(
   folder: str, gallery: 'gallery_lib.Gallery', queries: 'np.ndarray'
 ) -> list[Answer]:
+  from vit_jax.evaluation import knn  # imports jax
+
   kinds = [(x, 'text') for x in _TEXT.value]
   kinds += [(x, 'image') for x in _IMAGE.value]
   files = [os.path.join(folder, name) for name in gallery.files]
-  order, similarity = gallery.nearest(queries, _TOP.value)
+  similarity, order = knn.nearest(
+    gallery.features, queries, min(_TOP.value, len(files)), cosine=False
+  )
   return [
     Answer(
       query,

@@ -3,40 +3,46 @@
 import clusters
 import numpy as np
 import pytest
+from sklearn import linear_model
 
 from vit_jax.evaluation import few_shot
+from vit_jax.evaluation import linear
 from vit_jax.evaluation import probes
 
 
 @pytest.mark.parametrize('n', [5, 40])
-def test_ridge_is_least_squares_with_more_rows(n):
+def test_a_fit_is_least_squares_with_more_rows(n):
   """A row of sqrt(penalty) for each weight, which is to give 0; or fewer
   examples than features."""
   rng = np.random.default_rng(0)
-  x, y = rng.normal(size=(n, 12)) + 3, rng.normal(size=(n, 4)) - 1
-  kernel, bias = few_shot.ridge(x, y, 2.5)
+  x, labels = rng.normal(size=(n, 12)) + 3, np.arange(n) % 4
+  model = few_shot.fit(x, labels)[-1]
+  std = x.std(axis=0) + 1e-5
   rows = np.block(
     [
-      [x, np.ones((n, 1))],
-      [np.sqrt(2.5) * np.eye(12), np.zeros((12, 1))],
+      [(x - x.mean(axis=0)) / std, np.ones((n, 1))],
+      [np.sqrt(few_shot.PENALTY) * np.eye(12), np.zeros((12, 1))],
     ]
   )
-  expected = np.linalg.lstsq(rows, np.concatenate([y, np.zeros((12, 4))]))[0]
-  np.testing.assert_allclose(kernel, expected[:-1], atol=1e-10)
-  np.testing.assert_allclose(bias, expected[-1], atol=1e-10)
+  targets = np.concatenate([2 * np.eye(4)[labels] - 1, np.zeros((12, 4))])
+  expected = np.linalg.lstsq(rows, targets)[0]
+  np.testing.assert_allclose(model.coef_.T, expected[:-1], atol=1e-10)
+  np.testing.assert_allclose(model.intercept_, expected[-1], atol=1e-10)
 
 
 def test_a_fit_is_that_of_standardised_features():
   train, labels, test, _ = clusters.digits()
-  model = few_shot.fit(train[:300], labels[:300], 10)
+  model = few_shot.fit(train[:300], labels[:300])
   x = train[:300].astype(np.float64)
   mean, std = x.mean(axis=0), x.std(axis=0) + 1e-5
   targets = 2 * np.eye(10)[labels[:300]] - 1
-  kernel, bias = few_shot.ridge((x - mean) / std, targets, 1024)
-  expected = ((test - mean) / std @ kernel + bias).argmax(axis=1)
-  np.testing.assert_array_equal(model.predict(test), expected)
-  scaled = few_shot.fit(100 * train[:300] + 7, labels[:300], 10)
-  np.testing.assert_array_equal(scaled.predict(100 * test + 7), expected)
+  theirs = linear_model.Ridge(1024).fit((x - mean) / std, targets)
+  expected = theirs.predict((test - mean) / std).argmax(axis=1)
+  np.testing.assert_array_equal(linear.predict(model, test), expected)
+  scaled = few_shot.fit(100 * train[:300] + 7, labels[:300])
+  np.testing.assert_array_equal(
+    linear.predict(scaled, 100 * test + 7), expected
+  )
 
 
 def test_clusters_are_told_apart_by_one_example():
@@ -60,10 +66,11 @@ def test_the_order_of_examples_does_not_matter():
   train, labels, test, _ = clusters.digits()
   order = np.random.default_rng(0).permutation(300)
   models = [
-    few_shot.fit(train[rows], labels[rows], 10)
-    for rows in (np.arange(300), order)
+    few_shot.fit(train[rows], labels[rows]) for rows in (np.arange(300), order)
   ]
-  np.testing.assert_array_equal(*(model.predict(test) for model in models))
+  np.testing.assert_array_equal(
+    *(linear.predict(model, test) for model in models)
+  )
 
 
 def test_draws_have_so_many_of_each_class():

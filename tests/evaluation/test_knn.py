@@ -70,3 +70,13 @@ def test_length_does_not_matter_and_zeros_are_no_numbers_by_mistake(dtype):
   similarity, places = knn.nearest(train, 5 * train, k=1)
   np.testing.assert_allclose(similarity, [[1], [1], [0]], atol=1e-6)
   assert places.tolist() == [[0], [1], [0]]
+
+
+def test_what_is_no_number_comes_last(monkeypatch):
+  monkeypatch.setattr(knn, '_TRAIN', 2)
+  train = np.array([[np.nan, 0], [-1, 0], [1, 0], [0, np.nan]], np.float32)
+  similarity, places = knn.nearest(train, np.array([[1.0, 0]]), k=4)
+  assert places.tolist() == [[2, 1, 0, 3]]
+  np.testing.assert_array_equal(similarity, [[1, -1, np.nan, np.nan]])
+  _, places = knn.nearest(train, np.full((1, 2), np.nan), k=4)
+  assert places.tolist() == [[0, 1, 2, 3]]

@@ -39,52 +39,37 @@ class EvaluationError(config_lib.UserError):
 class Context(abc.ABC):
   """A model, and the splits that it is measured on.
 
-  Attributes:
-    features: Features of the examples, by name.
-    target: Name of the feature that the objective learns; None: it learns none.
-    shared_results: What evaluators share, as embeddings, by keys of their own.
+  A UserError says that an image cannot be read, or that the device has too
+  little memory.
   """
 
   def __init__(
     self, features: features_lib.Features, target: str | None = None
   ):
-    self.features, self.target = features, target
+    self.features = features  # features of the examples, by name
+    # Name of the feature that the objective learns; None: it learns none.
+    self.target = target
+    # What evaluators share, as embeddings, by keys of their own.
     self.shared_results: dict[Any, Any] = {}
 
   @abc.abstractmethod
   def apply(self, function: Function, split: str) -> Iterator[Any]:
-    """Applies a function to each batch of a split, in order.
+    """Yields what a function returns for each batch of a split, in order.
 
     The function is compiled once if it is always the same object: a function of
     a module, or a method of the evaluator.
 
-    Args:
-      function: (objective, parameters, batch) -> a tree of arrays. The
-        objective has `outputs`, `measure` and `trunk`, as
-        `objectives.Objective`.
-      split: `spec.split` or `train_split` of the evaluator.
-
-    Yields:
-      What the function returns for a batch, as NumPy arrays.
-
-    Raises:
-      UserError: An image cannot be read, or the device has too little memory.
+    Its results are NumPy arrays. The objective that it gets has `outputs`,
+    `measure` and `trunk`, as `objectives.Objective`. `split` is `spec.split` or
+    `train_split` of the evaluator.
     """
 
   @abc.abstractmethod
   def compute(self, function: Compute, inputs: Any) -> Any:
     """Applies a function to arrays that are no batch of examples, as prompts.
 
-    Args:
-      function: (objective, parameters, inputs) -> a tree of arrays; compiled
-        once for each shape, as by `apply`.
-      inputs: A tree of NumPy arrays.
-
-    Returns:
-      What the function returns, as NumPy arrays.
-
-    Raises:
-      UserError: The device has too little memory.
+    Inputs and results are trees of NumPy arrays. The function is compiled once
+    for each shape, as by `apply`.
     """
 
   def alive(self) -> None:
@@ -111,16 +96,10 @@ class Evaluator(abc.ABC):
   train_split: str = ''
 
   def __init__(self, spec: ml_collections.ConfigDict):
-    """Keeps the entry.
+    """Keeps the entry of `config.evals`.
 
-    A subclass has further arguments for its options. It checks them, before
-    anything slow.
-
-    Args:
-      spec: The entry of `config.evals`.
-
-    Raises:
-      UserError: An option cannot work. The message starts with its name.
+    A subclass has further arguments for its options. It checks them before
+    anything slow, and starts the message of a UserError with the option's name.
     """
     self.spec = spec
 
@@ -130,41 +109,24 @@ class Evaluator(abc.ABC):
     return parts.parse(self.spec.kind, 'evals.NAME.kind').name
 
   def check_model(self, model: models.Model) -> None:
-    """Checks the model before anything is measured.
-
-    Args:
-      model: The trunk.
-
-    Raises:
-      UserError: The evaluator cannot measure it.
-    """
+    """Checks the trunk before anything is measured, or raises a UserError."""
 
   def check_sources(
     self, source: data_base.Source, train_source: data_base.Source | None
   ) -> None:
-    """Checks the data before any image is read.
+    """Checks the data before any image is read, or raises an EvaluationError.
 
-    Args:
-      source: The split that the model is measured on.
-      train_source: The split that the evaluator learns from; None: none.
-
-    Raises:
-      EvaluationError: The evaluator cannot use these data.
+    `source` is the split that the model is measured on, and `train_source` the
+    one that the evaluator learns from, if any.
     """
 
   @abc.abstractmethod
   def run(self, context: Context) -> dict[str, Any]:
-    """Measures the model.
-
-    Args:
-      context: Applies functions to a split.
+    """Measures the model, or raises an EvaluationError.
 
     Returns:
       Metrics by name: numbers, and optionally `confusion`, int [K, K], which is
       shown as a picture.
-
-    Raises:
-      EvaluationError: It cannot measure these examples.
     """
     del context
     raise NotImplementedError
@@ -172,27 +134,21 @@ class Evaluator(abc.ABC):
   def intervals(
     self, results: Mapping[str, float]
   ) -> dict[str, tuple[float, float] | None]:
-    """Returns 95% intervals of some metrics, by name; None: not known.
+    """Returns 95% intervals of some results of `run`, by name; None: not known.
 
     A metric NAME_margin is half the width of NAME's interval, and is not shown.
-
-    Args:
-      results: Results of `run`.
     """
     del results
     return {}
 
 
 def create(key: str, spec: ml_collections.ConfigDict) -> Evaluator:
-  """Returns the evaluator of an entry of `config.evals`.
+  """Returns the evaluator of an entry of `config.evals`, or says what is wrong.
 
   Args:
     key: Key of the entry, for errors: 'evals.val'.
     spec: From `config.evaluation`; its kind is the name of a file of this
       package, or 'my_module:MyEvaluator', with options.
-
-  Raises:
-    UserError: There is no such kind or option, or a value cannot work.
   """
   evaluator: Evaluator = config_lib.build(
     spec.kind, f'{key}.kind', find, spec=spec
@@ -204,14 +160,9 @@ def create(key: str, spec: ml_collections.ConfigDict) -> Evaluator:
 
 
 def find(name: str, key: str) -> Any:
-  """Returns the class of an evaluator.
+  """Returns the class of an evaluator: a file's, or 'my_module:MyEvaluator'.
 
-  Args:
-    name: Name of a file of this package, or 'my_module:MyEvaluator'.
-    key: Key of the config that holds it, for errors.
-
-  Raises:
-    UserError: There is no such class.
+  `key` is the key of the config that holds its name, for errors.
   """
   return config_lib.find_class(name, key, Evaluator, __package__)
 
@@ -224,14 +175,9 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def check_directions(name: str, metrics: Any) -> None:
-  """Checks the `metrics` that a class declares.
+  """Checks that the `metrics` of a class are names with better directions.
 
-  Args:
-    name: Names the class, for errors.
-    metrics: Its attribute; None: there are none of its own.
-
-  Raises:
-    UserError: They are no dict of names with the better directions.
+  `name` names the class, for errors.
   """
   fits = metrics is None or (
     isinstance(metrics, Mapping)

@@ -10,19 +10,12 @@ BINS = 15  # of equal width, as in the paper
 
 
 class Bin(NamedTuple):
-  """The examples whose confidence is in one range.
+  """The examples whose confidence is in one range."""
 
-  Attributes:
-    confidence: Their mean confidence, 0 to 1.
-    accuracy: Fraction that is classified correctly.
-    interval: 95% confidence interval of the accuracy (Wilson): low, high.
-    examples: Number of examples.
-  """
-
-  confidence: float
-  accuracy: float
-  interval: tuple[float, float]
-  examples: int
+  confidence: float  # their mean confidence, 0 to 1
+  accuracy: float  # fraction that is classified correctly
+  interval: tuple[float, float]  # 95% interval of the accuracy (Wilson)
+  examples: int  # number of examples
 
 
 def bin_numbers(confidence: np.ndarray) -> np.ndarray:
@@ -37,11 +30,8 @@ def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
   """Returns the expected calibration error over 15 bins of equal width.
 
   That is the difference between accuracy and mean confidence in each bin,
-  averaged over the examples (arXiv:1706.04599, equation 3).
-
-  Args:
-    confidence: float [N], the probability of the predicted class.
-    correct: bool [N], whether the prediction is correct.
+  averaged over the examples (arXiv:1706.04599, equation 3). `confidence` is the
+  probability of the predicted class, float [N], and `correct` bool [N].
   """
   gaps = correct.astype(np.float64) - confidence
   sums = np.bincount(bin_numbers(confidence), gaps, BINS)
@@ -49,23 +39,13 @@ def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
 
 
 def reliability_bins(confidence: np.ndarray, right: np.ndarray) -> list[Bin]:
-  """Returns the bins of `calibration_error` that contain examples.
-
-  Args:
-    confidence: float [N], the probability of the predicted class.
-    right: bool [N], whether the prediction is correct.
-  """
+  """Returns the bins of `calibration_error` that contain examples."""
   numbers = bin_numbers(confidence)
   bins = []
   for number in np.unique(numbers):
     members = numbers == number
     count, correct = int(members.sum()), int(right[members].sum())
-    bins.append(
-      Bin(
-        float(confidence[members].mean()),
-        correct / count,
-        intervals.wilson(correct, count),
-        count,
-      )
-    )
+    mean = float(confidence[members].mean())
+    interval = intervals.wilson(correct, count)
+    bins.append(Bin(mean, correct / count, interval, count))
   return bins

@@ -20,18 +20,13 @@ _TINY = 1e-12  # avoids a division by 0
 
 @dataclasses.dataclass(frozen=True)
 class Embedded:
-  """N embedded examples.
+  """N embedded examples."""
 
-  Attributes:
-    features: float32 [N, D], the inputs of the head; or all tokens, or the
-      means of all layers, side by side.
-    labels: int32 [N], positions in the classes of the data.
-    index: int32 [N], positions in the whole split, before slicing.
-  """
-
+  # The inputs of the head; or all tokens, or the means of all layers, side by
+  # side, float32 [N, D].
   features: np.ndarray
-  labels: np.ndarray
-  index: np.ndarray
+  labels: np.ndarray  # positions in the classes of the data, int32 [N]
+  index: np.ndarray  # positions in the whole split, before slicing, int32 [N]
 
   def __len__(self) -> int:
     return len(self.index)
@@ -126,12 +121,9 @@ def check(model: Any, read: str) -> None:
 def embeddings(
   context: base.Context, split: str, read: str = 'head'
 ) -> Embedded:
-  """Returns all embeddings of a split; they are computed once.
+  """Returns all embeddings of a split by one of `READS`, computed once.
 
-  Args:
-    context: The model and its splits.
-    split: `spec.split` or `train_split` of the evaluator.
-    read: One of `READS`.
+  The split is `spec.split` or `train_split` of the evaluator.
   """
   key = 'embeddings', split, read
   if key not in context.shared_results:

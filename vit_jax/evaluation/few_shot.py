@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import math
 from typing import Annotated
-from typing import NamedTuple
+from typing import Any
 
 import ml_collections
 import numpy as np
@@ -23,6 +23,7 @@ from vit_jax.config import options
 from vit_jax.config import UserError
 from vit_jax.evaluation import base
 from vit_jax.evaluation import intervals
+from vit_jax.evaluation import linear
 from vit_jax.evaluation import probes
 from vit_jax.evaluation.embedded import Embedded
 
@@ -30,8 +31,7 @@ SEEDS = (0, 1, 2, 3, 4)
 SHOTS = (1, 5, 10, 25)
 PENALTY = 2.0**10
 
-_LEAST_STD = 1e-5  # a feature may be constant over a few examples
-_ROWS = 4096  # rows that are predicted at a time
+_LEAST_STD = 1e-5  # as in big_vision
 
 
 class FewShot(probes.Probe):
@@ -119,62 +119,12 @@ class FewShot(probes.Probe):
     return bounds
 
 
-class Linear(NamedTuple):
-  """A linear model of standardised features."""
+def fit(features: np.ndarray, labels: np.ndarray) -> Any:
+  """Fits a classifier to features [N, D] and labels [N] of a few examples."""
+  from sklearn import linear_model  # here, since its import is slow
 
-  mean: np.ndarray  # float64 [D], mean of the features
-  std: np.ndarray  # float64 [D], their standard deviation
-  kernel: np.ndarray  # float64 [D, K]
-  bias: np.ndarray  # float64 [K]
-
-  def predict(self, features: np.ndarray) -> np.ndarray:
-    """Returns the classes of features [M, D], int [M]."""
-    parts = [
-      (features[start : start + _ROWS] - self.mean) / self.std @ self.kernel
-      for start in range(0, len(features), _ROWS)
-    ]
-    return np.concatenate([(x + self.bias).argmax(axis=1) for x in parts])
-
-
-def fit(features: np.ndarray, labels: np.ndarray, num_classes: int) -> Linear:
-  """Fits a classifier to a few examples.
-
-  Args:
-    features: float [N, D].
-    labels: int [N], each below K.
-    num_classes: K.
-  """
-  x = features.astype(np.float64)
-  mean, std = x.mean(axis=0), x.std(axis=0) + _LEAST_STD
-  targets = np.where(labels[:, None] == np.arange(num_classes), 1.0, -1.0)
-  kernel, bias = ridge((x - mean) / std, targets, PENALTY)
-  return Linear(mean, std, kernel, bias)
-
-
-def ridge(
-  x: np.ndarray, y: np.ndarray, penalty: float
-) -> tuple[np.ndarray, np.ndarray]:
-  """Minimises |x W + b - y|^2 + penalty |W|^2; returns W [D, K] and b [K].
-
-  Args:
-    x: float64 [N, D].
-    y: float64 [N, K].
-    penalty: More than 0; it applies to the kernel W, not to the bias b.
-  """
-  from scipy import linalg  # here, since its import is slow
-
-  mean_x, mean_y = x.mean(axis=0), y.mean(axis=0)
-  # For any W, the best bias makes the mean residual 0. So W is fitted to
-  # centred data, and the bias follows from it.
-  x, y = x - mean_x, y - mean_y
-  n, d = x.shape
-  if n >= d:  # (x^T x + penalty I) W = x^T y
-    gram = x.T @ x + penalty * np.eye(d)
-    kernel = linalg.solve(gram, x.T @ y, assume_a='pos')
-  else:  # W = x^T (x x^T + penalty I)^-1 y: the same, with a smaller matrix
-    gram = x @ x.T + penalty * np.eye(n)
-    kernel = x.T @ linalg.solve(gram, y, assume_a='pos')
-  return kernel, mean_y - mean_x @ kernel
+  model = linear_model.RidgeClassifier(alpha=PENALTY)
+  return linear.standardised(model, features, labels, _LEAST_STD)
 
 
 def accuracies(
@@ -188,27 +138,21 @@ def accuracies(
 ) -> dict[int, list[float]]:
   """Measures classifiers that are fitted to a few examples of each class.
 
-  Args:
-    train: float [N, D], embeddings to draw from.
-    train_labels: int [N].
-    test: float [M, D].
-    test_labels: int [M].
-    shots: Numbers of examples of each class.
-    seeds: Seeds of the draws. With the same seed, a draw of more shots includes
-      the examples of a draw of fewer shots.
-    after_block: Called between the parts of the work.
+  They are drawn from embeddings [N, D] with labels [N]; `shots` are their
+  numbers. With the same seed, a draw of more shots includes the examples of a
+  draw of fewer shots. `after_block` is called between the parts of the work.
 
   Returns:
     By shots: for each seed, the fraction of the M test examples that are
     classified correctly.
   """
-  num_classes = int(train_labels.max()) + 1
+  counts = np.ones(int(train_labels.max()) + 1, int)
   accuracies_by_shots: dict[int, list[float]] = {number: [] for number in shots}
   for number, values in accuracies_by_shots.items():
     for seed in seeds:
-      rows = probes.draw(train_labels, np.full(num_classes, number), seed)
-      model = fit(train[rows], train_labels[rows], num_classes)
-      right = model.predict(test) == test_labels
+      rows = probes.draw(train_labels, number * counts, seed)
+      model = fit(train[rows], train_labels[rows])
+      right = linear.predict(model, test) == test_labels
       values.append(float(right.mean()))
       after_block()
   return accuracies_by_shots

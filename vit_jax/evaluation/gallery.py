@@ -21,7 +21,6 @@ import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.data import folder as folder_lib
-from vit_jax.evaluation import knn
 from vit_jax.runs import safe_io
 
 # Paths -> the paths that could be read, in parts, with embeddings [B, E] each.
@@ -81,36 +80,15 @@ class Gallery:
       with temporary.open('wb') as file:
         np.savez(file, **arrays | {'files': np.array(self.files, np.str_)})
 
-  def nearest(
-    self, queries: np.ndarray, count: int
-  ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the most similar images of each query, the most similar first.
-
-    Args:
-      queries: float32 [Q, E], of unit length.
-      count: Largest number of images for each.
-
-    Returns:
-      Positions in `files`, int [Q, k], and cosine similarities [Q, k]; k is at
-      most N. Of equally similar images, the first in `files` comes first.
-    """
-    similarity, positions = knn.nearest(
-      self.features, queries, min(count, len(self)), cosine=False
-    )
-    return positions, similarity
-
 
 def embed_folder(
   folder: str, cache: pathlib.Path, model: str, embed: Embed
 ) -> Gallery:
   """Returns the gallery of a folder; embeds only what the cache has not.
 
-  Args:
-    folder: The folder.
-    cache: File of the embeddings of this folder. It is written if something has
-      changed, also the model.
-    model: Digest of the model.
-    embed: Embeds images, and reports which of them cannot be read.
+  The cache is a file of the embeddings of this folder. It is written if
+  something has changed, also the digest of the model. `embed` reports which
+  images cannot be read.
   """
   paths = folder_lib.images_below(folder)
   if not paths:

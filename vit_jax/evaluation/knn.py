@@ -29,6 +29,8 @@ TEMPERATURE = 0.07
 
 # Numbers of examples that are compared at a time: similarities take 128 MiB.
 _TRAIN, _TEST = 2**15, 2**10
+# Stands for nan while neighbours are compared; -inf is a place without one.
+_NAN = np.finfo(np.float32).min
 
 
 class Knn(probes.Probe):
@@ -84,13 +86,8 @@ def predict(
 ) -> np.ndarray:
   """Returns the classes that the k nearest neighbours vote for, int32 [M].
 
-  Args:
-    train: float [N, D], embeddings.
-    train_labels: int [N].
-    test: float [M, D].
-    k: Neighbours that vote, at most N.
-    temperature: Temperature of the votes.
-    after_block: Called between the parts of the work.
+  The arrays are [N, D], [N] and [M, D]; k is at most N. `after_block` is called
+  between the parts of the work.
   """
   similarity, neighbors = nearest(train, test, k, after_block)
   labels = train_labels[neighbors]
@@ -111,11 +108,8 @@ def vote(
 ) -> np.ndarray:
   """Returns the sums of the neighbours' votes, float64 [M, classes].
 
-  Args:
-    similarity: float [M, k], cosine similarities, the largest first.
-    labels: int [M, k], the neighbours' classes.
-    num_classes: Number of classes.
-    temperature: Temperature of the votes; the nearest neighbour's weight is 1.
+  The neighbours have cosine similarities, the largest first, and labels, [M, k]
+  each. The nearest one's weight is 1.
   """
   similarity = similarity.astype(np.float64)
   weights = np.exp((similarity - similarity[:, :1]) / temperature)
@@ -143,7 +137,8 @@ def nearest(
 
   Returns:
     float32 [M, k], the largest similarities in descending order; and int32
-    [M, k], their positions in `train`. Ties are in the order of `train`.
+    [M, k], their positions in `train`. Ties are in the order of `train`. A
+    similarity that is not a number, nan, comes after all others.
   """
   # The least norm of `normalised` is 0 in float16.
   train, test = (np.asarray(x, np.float32) for x in (train, test))
@@ -159,7 +154,7 @@ def nearest(
         _merge(test[rows], block, first, similarity[rows], neighbors[rows])
       )
       after_block()
-  return similarity, neighbors
+  return np.where(similarity == _NAN, np.nan, similarity), neighbors
 
 
 @jax.jit
@@ -172,18 +167,14 @@ def _merge(
 ) -> tuple[jax.Array, jax.Array]:
   """Merges a block of the training examples into the nearest neighbours.
 
-  Args:
-    test: float32 [m, D].
-    train: float32 [n, D].
-    first: Position of the block's first example.
-    similarity: float32 [m, k], similarities of the nearest neighbours so far.
-    neighbors: int32 [m, k], their positions.
-
-  Returns:
-    The updated `similarity` and `neighbors`.
+  Of m others, [m, D], it returns `similarity` and `neighbors`, [m, k], which
+  are those so far, with the block [n, D]. Its first example has the position
+  `first`.
   """
   k = similarity.shape[1]
   block = jnp.matmul(test, train.T, precision=jax.lax.Precision.HIGHEST)
+  # top_k takes nan for the largest number.
+  block = jnp.where(jnp.isnan(block), _NAN, block)
   block, places = jax.lax.top_k(block, min(k, len(train)))
   candidates = jnp.concatenate([similarity, block], axis=1)
   places = jnp.concatenate([neighbors, first + places], axis=1)
@@ -194,14 +185,10 @@ def _merge(
 def nearest_others(
   x: np.ndarray, gallery: np.ndarray, positions: np.ndarray | None, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns what `nearest` does, but no vector is its own neighbour.
+  """Returns what `nearest` does of x [M, D], but none is its own neighbour.
 
-  Args:
-    x: float [M, D].
-    gallery: float [N, D].
-    positions: int [M], where the vectors `x` are in `gallery`; None: they are
-      not in it.
-    k: Neighbours; fewer if there are not so many.
+  `positions`, int [M], say where the vectors are in the gallery [N, D]; None:
+  they are not in it. There are fewer than k neighbours if N is not so large.
   """
   if positions is None:
     return nearest(gallery, x, min(k, len(gallery)))

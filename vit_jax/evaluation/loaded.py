@@ -49,11 +49,8 @@ class Applied:
   ):
     """Copies the parameters to the devices; compiles nothing yet.
 
-    Args:
-      objective: The objective of the model, or a `Trunk`.
-      params: Parameters of the objective.
-      config: Says how images are prepared, and the size of the batches,
-        `train.batch_size`.
+    The objective may be a `Trunk`. The config says how images are prepared, and
+    the size of the batches, `train.batch_size`.
     """
     mesh_config = config_lib.default().mesh
     mesh_config.data = math.gcd(config.train.batch_size, jax.device_count())
@@ -70,14 +67,9 @@ class Applied:
   ) -> Iterator[tuple[Any, Any]]:
     """Applies a function to batches in order; the next one is prefetched.
 
-    Args:
-      function: (objective, parameters, batch) -> a tree of arrays.
-      features: Features of the batches. Images that all have one size are
-        resized on the device, with their maps; others have the model's size.
-      batches: Pairs of a key and a batch.
-
-    Yields:
-      The key of a batch, and what the function returns, as NumPy arrays.
+    Of pairs of a key and a batch, it yields the key and what the function
+    returns, as NumPy arrays. Images that all have one size, by their feature,
+    are resized on the device, with their maps; others have the model's size.
     """
     compiled = self._compile(function, features)
     waiting: collections.deque[tuple[Any, Any]] = collections.deque()
@@ -137,14 +129,9 @@ class LoadedContext(base.Context):
   ):
     """Stores the model, as `Applied`, and the splits.
 
-    Args:
-      objective: The objective of the model, or a `Trunk`.
-      params: Parameters of the objective.
-      config: Says how images are read and prepared.
-      sources: Splits by their names; all have the same features.
-      progress: Called with the number of examples that are done.
-      label_of: int32 [classes of the data], their positions in the model's;
-        None: labels stay as they are.
+    Splits, by their names, all have the same features. `progress` is called
+    with the number of examples that are done. `label_of` are the positions of
+    the data's classes in the model's, int32; None: labels stay as they are.
     """
     target = getattr(objective, 'target', None)  # a `Trunk` has none
     features = next(iter(sources.values())).features

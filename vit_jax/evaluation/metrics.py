@@ -115,12 +115,7 @@ _Few = metrics.Collection.create(**_Many.__annotations__, confusion=Confusion)
 
 
 def mean_loss(losses: jax.Array, mask: jax.Array) -> metrics.Collection:
-  """Returns the mean loss and the count.
-
-  Args:
-    losses: float32 [B], the loss of each image.
-    mask: bool [B], False on padding.
-  """
+  """Returns the mean loss and the count; `mask` [B] is False on padding."""
   return _Loss.single_from_model_output(loss=losses, mask=mask)
 
 
@@ -129,11 +124,7 @@ def classification(
 ) -> metrics.Collection:
   """Returns accuracy, mean loss and count; with few classes also confusion.
 
-  Args:
-    logits: float32 [B, classes].
-    labels: int32 [B].
-    losses: float32 [B], the loss of each image.
-    mask: bool [B], False on padding.
+  The arrays are [B], but logits [B, classes]; `mask` is False on padding.
   """
   metric = _Few if logits.shape[-1] <= MOST_CONFUSED else _Many
   return metric.single_from_model_output(
@@ -153,12 +144,8 @@ def scalars(
   """Returns computed metrics as scalars by name.
 
   A vector with a number per class or quantity becomes scalars `metric/class`.
-
-  Args:
-    values: From `clu.metrics.Collection.compute`.
-    features: Features of the examples, which have the names.
-    target: Name of the feature that is measured, whose names come first where
-      another has as many; None: not known.
+  The features have the names. `target` is the one that is measured, whose names
+  come first where another has as many; None: not known.
   """
   names = {len(x.names): x.names for x in features.values()}
   if target is not None:

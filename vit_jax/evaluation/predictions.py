@@ -97,13 +97,9 @@ class Head:
   ) -> dict[str, jax.Array]:
     """Returns the most probable classes, or all numbers of a regression.
 
-    Args:
-      logits: [B, K].
-      labels: int32 [B], for the loss.
-
-    Returns:
-      top and probability [B, k], and loss [B] if there are labels, as in
-      `Predictions`. For a regression, probability has the numbers.
+    Of logits [B, K] it returns top and probability [B, k], and loss [B] if
+    there are labels [B], as in `Predictions`. For a regression, probability has
+    the numbers.
     """
     values = self.values(logits)
     if self.predicts_numbers:
@@ -122,13 +118,9 @@ class Head:
   ) -> dict[str, jax.Array]:
     """Returns the true and the predicted values of each example.
 
-    Args:
-      outputs: From `Objective.outputs`.
-      batch: A batch with the feature.
-
-    Returns:
-      label, top, probability and loss, as in `Predictions`; for multi-label
-      models and regressions, truth and predicted, [B, K].
+    Of `Objective.outputs` of a batch it returns label, top, probability and
+    loss, as in `Predictions`; for multi-label models and regressions, truth and
+    predicted, [B, K].
     """
     truth, logits = batch[self.feature], outputs['logits']
     if self.is_classifier:
@@ -166,16 +158,11 @@ def match_classes(
   The data may have only some of the model's. Names that differ only in how
   Unicode composes their letters are the same, as of folders of macOS.
 
-  Args:
-    model_names: Names of the model's classes; (): both have the same order.
-    num_classes: Number of the model's classes.
-    data_names: Names of the data's classes.
+  The model has `num_classes`; without names, both have the same order. It is an
+  error if the model lacks a class of the data, or has its name twice.
 
   Returns:
     int32 [classes of the data], positions in the model's.
-
-  Raises:
-    UserError: The model lacks a class of the data, or has its name twice.
   """
   in_order = np.arange(len(data_names), dtype=np.int32)
   if not model_names:

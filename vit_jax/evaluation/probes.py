@@ -69,18 +69,11 @@ class Probe(base.Evaluator):
   def measure(
     self, train: Embedded, test: Embedded, after_block: Callable[[], object]
   ) -> base.Scalars:
-    """Fits and measures the classifier.
+    """Fits and measures the classifier; returns `metrics` except `examples`.
 
-    Args:
-      train: The examples that it is fitted to, all finite.
-      test: The examples that it is measured on, all finite.
-      after_block: Called between the parts of the work, which may take long.
-
-    Returns:
-      All `metrics` except `examples`.
-
-    Raises:
-      EvaluationError: It cannot learn from these examples.
+    All examples are finite. `after_block` is called between the parts of the
+    work, which may take long. An EvaluationError says that the classifier
+    cannot learn from these examples.
     """
 
   def run(self, context: base.Context) -> base.Scalars:
@@ -139,15 +132,9 @@ class Probe(base.Evaluator):
   def check_examples(
     self, train: Labelled, test: Labelled, classes: tuple[str, ...]
   ) -> None:
-    """Checks the examples.
+    """Checks that there are enough examples, and that both splits share none.
 
-    Args:
-      train: The examples of the train_split.
-      test: The examples of the split.
-      classes: Names of the data's classes.
-
-    Raises:
-      EvaluationError: There are too few examples, or both splits share some.
+    `classes` are the names of the data's classes.
     """
     del classes
     split, train_split = self.spec.split, self.train_split
@@ -166,15 +153,7 @@ class Probe(base.Evaluator):
     self.check_count(len(train[0]))
 
   def check_count(self, images: int, classes: int = 0) -> None:
-    """Checks the number of images to learn from.
-
-    Args:
-      images: Number of images of the train_split.
-      classes: Number of classes; 0: not known.
-
-    Raises:
-      EvaluationError: They are too few.
-    """
+    """Checks the number of images to learn from; 0 classes: not known."""
 
   def intervals(
     self, results: Mapping[str, float]

@@ -26,10 +26,8 @@ def summarize(
 ) -> dict[str, Any]:
   """Returns what `--format=json` prints.
 
-  Args:
-    results: accuracy and loss, as measured by the objective.
-    predictions: Predicted classes of at least one example.
-    names: Names of the model's classes.
+  The results are accuracy and loss, as measured by the objective, and names are
+  those of the model's classes. There is at least one example.
   """
   total, k = predictions.top.shape
   hits = predictions.top == predictions.label[:, None]
@@ -72,10 +70,7 @@ def summarize_probe(
 ) -> dict[str, Any]:
   """Returns what `--probe` with `--format=json` prints.
 
-  Args:
-    evaluator: The evaluator that was run.
-    train_examples: Number of examples that it learned from, if any.
-    results: Its results, only numbers.
+  The results are numbers. The evaluator learned from `train_examples`, if any.
   """
   summary: dict[str, Any] = {'probe': evaluator.kind}
   if (k := getattr(evaluator, 'k', None)) is not None:
@@ -102,7 +97,7 @@ def probe_as_text(summary: Mapping[str, Any]) -> str:
     for name in summary
     if not name.endswith('_interval')
   ]
-  return tables.Table((), rows).text() + '\n'
+  return tables.Table((), rows).text()
 
 
 def as_text(summary: Mapping[str, Any]) -> str:
@@ -135,7 +130,7 @@ def as_text(summary: Mapping[str, Any]) -> str:
   else:
     head = f'the {_MOST_SHOWN} worst classes (--format=json has all)'
     parts.append(f'{head}\n{table}')
-  return '\n\n'.join(parts) + '\n'
+  return '\n\n'.join(parts)
 
 
 def _measured(summary: Mapping[str, Any], name: str) -> tuple[Any, str]:
@@ -167,7 +162,7 @@ def metrics_as_text(summary: Mapping[str, Any]) -> str:
     parts.append(
       f'the examples with the lowest {name}\n{table.text(tables.room())}'
     )
-  return '\n\n'.join(parts) + '\n'
+  return '\n\n'.join(parts)
 
 
 def _metrics_of_classes(

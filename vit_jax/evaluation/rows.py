@@ -72,9 +72,7 @@ def _joined(parts: list[Rows]) -> Rows:
 def distances(objective: Any, spacing: tuple[float, ...]) -> OnHost:
   """Returns the function that measures distances of boundaries and objects.
 
-  Args:
-    objective: What predicts the maps.
-    spacing: Distances of neighbouring places along each axis; (): 1.
+  The `spacing` of neighbouring places is along each axis; () stands for 1.
   """
   feature = objective.features.get('map')
   if feature is None or 'segments' not in objective.output_facts():
@@ -96,11 +94,7 @@ def add_intervals(
   """Adds intervals over images, distances and objects to the metrics of maps.
 
   Logs which classes are in no map and no prediction, as means leave them out.
-
-  Args:
-    results: The metrics, to which others are added.
-    rows: Columns, from which `areas`, `distances` and `objects` are taken out.
-    names: Names of the classes.
+  The columns `areas`, `distances` and `objects` are taken out of `rows`.
   """
   areas = rows.pop('areas')
   bounds = segments.intervals(areas, names)

@@ -9,7 +9,9 @@ largest distance. Places whose label is `ignore` do not count.
 In comments: B or N images, K classes.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
@@ -51,12 +53,15 @@ def mean(values: np.ndarray) -> float:
 
 def overlaps(matrix: np.ndarray) -> Overlaps:
   """Returns the measures of a confusion matrix [K, K], label first."""
-  return _overlaps(class_areas(matrix))
+  return area_overlaps(class_areas(matrix))
 
 
-def _overlaps(areas: np.ndarray) -> Overlaps:
-  """Returns the measures of `areas` [..., 3, K], summed over images."""
-  right, labelled, predicted = np.moveaxis(areas.astype(np.float64), -2, 0)
+def area_overlaps(areas: Any) -> Overlaps:
+  """Returns the measures of `areas` [..., 3, K], each perhaps a sum of several.
+
+  Areas of NumPy are divided in float64, and areas of JAX in float32.
+  """
+  right, labelled, predicted = (areas[..., i, :] for i in range(3))
   with np.errstate(invalid='ignore', divide='ignore'):
     return Overlaps(
       right / (labelled + predicted - right),
@@ -66,6 +71,19 @@ def _overlaps(areas: np.ndarray) -> Overlaps:
     )
 
 
+_MEASURES: Mapping[str, Callable[[Overlaps], Any]] = {
+  'miou': lambda values: values.mean_iou,
+  'iou': lambda values: values.iou,
+  'accuracy': lambda values: values.total,
+  'mean_accuracy': lambda values: mean(values.accuracy),
+  'dice': lambda values: mean(values.dice),
+  'class_dice': lambda values: values.dice,
+  'miou_classes': lambda values: int((~np.isnan(values.iou)).sum()),
+  'labelled_classes': lambda values: int((~np.isnan(values.accuracy)).sum()),
+}
+MEASURES = tuple(_MEASURES)
+
+
 def measures(matrix: np.ndarray) -> dict[str, Any]:
   """Returns numbers, and float64 [K] of classes, by the name of the metric.
 
@@ -73,16 +91,7 @@ def measures(matrix: np.ndarray) -> dict[str, Any]:
   prediction, and `mean_accuracy` over the `labelled_classes` classes.
   """
   values = overlaps(matrix)
-  return {
-    'miou': values.mean_iou,
-    'iou': values.iou,
-    'accuracy': values.total,
-    'mean_accuracy': mean(values.accuracy),
-    'dice': mean(values.dice),
-    'class_dice': values.dice,
-    'miou_classes': int((~np.isnan(values.iou)).sum()),
-    'labelled_classes': int((~np.isnan(values.accuracy)).sum()),
-  }
+  return {name: measure(values) for name, measure in _MEASURES.items()}
 
 
 def hausdorff(
@@ -121,12 +130,10 @@ def hausdorff(
 
 def _around(places: np.ndarray) -> tuple[slice, ...]:
   """Returns the smallest box with all places, bool [...] with some."""
-  slices = []
-  for axis in range(places.ndim):
-    other_axes = tuple(i for i in range(places.ndim) if i != axis)
-    at = np.flatnonzero(places.any(axis=other_axes))
-    slices.append(slice(int(at[0]), int(at[-1]) + 1))
-  return tuple(slices)
+  from scipy import ndimage
+
+  box: tuple[slice, ...] = ndimage.find_objects(places.astype(np.uint8))[0]
+  return box
 
 
 def _present(
@@ -186,13 +193,8 @@ def objects(
   An object is a connected part of a class, also across corners. The counts are
   of labelled objects; of labelled objects without any place that is predicted
   so; and of predicted objects without any place that is labelled so. A
-  percentile of distances can miss a small object, and these counts cannot.
-
-  Args:
-    labels: int [B, ...]; places whose label is `ignore` are left out of both.
-    predicted: int [B, ...].
-    classes: K.
-    ignore: Label of places that do not count.
+  percentile of distances can miss a small object, and these counts cannot. The
+  arguments are those of `distances`.
   """
   result = np.zeros((len(labels), 3, classes), np.int64)
   for i, k, label, guess in _present(labels, predicted, ignore):
@@ -215,13 +217,8 @@ def areas(
 ) -> jax.Array:
   """Returns the areas of classes in each image, int32 [B, 3, K].
 
-  They are the areas that are right, labelled and predicted.
-
-  Args:
-    segments: Predictions, int [B, ...].
-    labels: int [B, ...]; places whose label is `ignore` do not count.
-    classes: K.
-    ignore: Label of places that do not count.
+  They are the areas that are right, labelled and predicted, of predictions and
+  labels int [B, ...]. Places whose label is `ignore` do not count.
   """
 
   def image_areas(label: jax.Array, segment: jax.Array) -> jax.Array:
@@ -244,11 +241,8 @@ def intervals(
   """Returns 95% intervals of overlaps, by drawing images with replacement.
 
   They are percentiles of 1,000 draws of as many images (Efron's bootstrap): how
-  much a measure would differ on other images of the same kind.
-
-  Args:
-    areas: `areas` of all images, int [N, 3, K].
-    names: Names of the classes.
+  much a measure would differ on other images of the same kind. The `areas` are
+  those of all images, int [N, 3, K].
 
   Returns:
     Least and greatest value by the name of the measure; {} for one image.
@@ -260,7 +254,7 @@ def intervals(
   times = rng.multinomial(count, np.full(count, 1 / count), size=_DRAWS)
   flat = areas.reshape(count, -1).astype(np.float64)
   sums = (times @ flat).reshape(_DRAWS, *areas.shape[1:])
-  drawn = _overlaps(sums)
+  drawn = area_overlaps(sums)
   means = {
     'accuracy': drawn.total,
     'miou': _row_means(drawn.iou),
@@ -278,11 +272,8 @@ def mean_distances(
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
   """Returns mean distances of classes, and intervals as `intervals` does.
 
-  The mean over classes, `hausdorff95`, leaves out a class 'background'.
-
-  Args:
-    distances: From `distances`, of all images, [N, K].
-    names: Names of the classes.
+  The `distances` are those of all images, [N, K]. The mean over classes,
+  `hausdorff95`, leaves out a class 'background'.
   """
   foreground = [i for i, name in enumerate(names) if name != 'background']
   rng = np.random.default_rng(0)
@@ -303,11 +294,8 @@ OBJECTS = ('objects', 'missed_objects', 'false_objects')
 def total_objects(counts: np.ndarray, names: Sequence[str]) -> dict[str, int]:
   """Returns sums over images, of all classes and by class.
 
-  The sums over classes leave out a class 'background'.
-
-  Args:
-    counts: From `objects`, of all images, [N, 3, K].
-    names: Names of the classes.
+  The counts are the `objects` of all images, [N, 3, K]. The sums over classes
+  leave out a class 'background'.
   """
   totals: dict[str, int] = {}
   for kind, of_class in zip(OBJECTS, counts.sum(axis=0).tolist(), strict=True):
@@ -349,14 +337,10 @@ class Confusion(metrics.Counts):
     ignore: jax.Array,
     **_: jax.Array,
   ) -> Self:
-    """Counts the places of a batch.
+    """Counts the places of a batch of predictions and labels, int [B, ...].
 
-    Args:
-      segments: Predictions, int [B, ...].
-      labels: int [B, ...].
-      mask: bool [B], False on padding.
-      classes: [K]; only its length matters.
-      ignore: Label of places that do not count.
+    `mask` is bool [B], False on padding. Only the length of `classes`, [K],
+    matters.
     """
     shape = (len(mask), *(1,) * (labels.ndim - 1))
     counted = (labels != ignore) & mask.reshape(shape)
@@ -369,23 +353,12 @@ def _metric(name: str) -> type[Confusion]:
   @flax.struct.dataclass
   class Measure(Confusion):
     def compute(self) -> Any:
-      return measures(np.asarray(self.counts))[name]
+      return _MEASURES[name](overlaps(np.asarray(self.counts)))
 
   Measure.__name__ = name  # of errors
   return Measure
 
 
-# The keys of `measures`.
-MEASURES = (
-  'miou',
-  'iou',
-  'accuracy',
-  'mean_accuracy',
-  'dice',
-  'class_dice',
-  'miou_classes',
-  'labelled_classes',
-)
 # Takes segments and labels [B, ...], loss [B], mask [B], classes and ignore.
 Segmentation = clu_metrics.Collection.create(
   **{name: _metric(name) for name in MEASURES},

@@ -74,13 +74,8 @@ def rates(
 ) -> list[float]:
   """Measures the images per second of models, which take turns.
 
-  Args:
-    loaded: The models.
-    batch_size: Images at a time, on one device.
-    rounds: Number of timed passes of each.
-
-  Returns:
-    The median of each; only their ratios are good to compare.
+  Images are on one device. The result is the median of the timed rounds; only
+  the ratios of models are good to compare.
   """
   passes = []
   for variant in loaded:
@@ -157,10 +152,8 @@ def measure(
 def draw(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   """Writes the accuracy by images per second, as PNG and SVG.
 
-  Args:
-    rows: From `measure`, with `accuracy`. Intervals are drawn if all rows have
-      them.
-    path: Path of both files, without suffix.
+  The rows, from `measure`, have `accuracy`. Intervals are drawn if all rows
+  have them. `path` is without suffix.
   """
   canvas.check()
   differing = [name for name in CHANGES if len({x.get(name) for x in rows}) > 1]

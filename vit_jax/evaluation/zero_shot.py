@@ -24,6 +24,7 @@ from vit_jax.data import text_kind
 from vit_jax.evaluation import base
 from vit_jax.evaluation import embedded
 from vit_jax.evaluation import intervals
+from vit_jax.evaluation import knn
 
 _PROMPTS = 256  # that are embedded at a time
 _TOP = 5
@@ -81,11 +82,13 @@ class ZeroShot(base.Evaluator):
     right, top, count = 0, 0, 0
     for outputs in context.apply(image_features, self.spec.split):
       real = outputs['valid']
-      order = np.argsort(-outputs['features'][real] @ weights.T, kind='stable')
-      is_own = order == outputs['label'][real][:, None]
+      images, truth = outputs['features'][real], outputs['label'][real]
+      most = min(_TOP, len(names))
+      _, nearest = knn.nearest(weights, images, most, cosine=False)
+      is_own = nearest == truth[:, None]
       right += int(is_own[:, 0].sum())
-      top += int(is_own[:, :_TOP].sum())
-      count += int(real.sum())
+      top += int(is_own.sum())
+      count += len(truth)
     shares = {'accuracy': right / count, 'top5_accuracy': top / count}
     return shares | {'examples': float(count)}
 
@@ -119,11 +122,9 @@ def text_feature(features: features_lib.Features, kind: str) -> text_kind.Text:
 def embed_texts(
   compute: Callable[[base.Compute, Any], Any], tokens: np.ndarray
 ) -> np.ndarray:
-  """Returns the embeddings of tokens, float32 [M, D].
+  """Returns the embeddings of tokens [M, T], float32 [M, D].
 
-  Args:
-    compute: Applies a function to arrays, as `base.Context.compute`.
-    tokens: int32 [M, T].
+  `compute` applies a function to arrays, as `base.Context.compute`.
   """
   parts = []
   for start in range(0, len(tokens), _PROMPTS):
@@ -155,11 +156,9 @@ def class_weights(
 ) -> np.ndarray:
   """Returns the embedding of each class, float32 [K, D], of unit length.
 
-  Args:
-    embeddings: Embeddings of the prompts, float32 [M, D], of any length.
-    labels: Class of each prompt, int [M]; classes may have different numbers of
-      prompts, but at least one.
-    num_classes: K.
+  The embeddings of the prompts, [M, D], may have any length. `labels`, int [M],
+  are their classes, which may have different numbers of prompts, but at least
+  one.
   """
   counts = np.bincount(labels, minlength=num_classes)
   if not counts.all():
@@ -170,11 +169,9 @@ def class_weights(
 
 
 def logits(images: np.ndarray, weights: np.ndarray, scale: float) -> np.ndarray:
-  """Returns the logits of the classes, [N, K].
+  """Returns the logits of the classes, [N, K], for `class_weights`.
 
-  Args:
-    images: Embeddings of images, [N, D], of any length.
-    weights: From `class_weights`.
-    scale: The inverse of the temperature, which does not change the ranking.
+  The embeddings of images, [N, D], may have any length. The scale is the
+  inverse of the temperature, which does not change the ranking.
   """
   return scale * embedded.normalised(images) @ weights.T

@@ -1,8 +1,9 @@
 """Attention maps, rollout, class relevance, attention distance and entropy.
 
-Functions of a model and images come first. Functions of arrays follow, with
-which several pictures share one forward pass (`features.reduced`). A model
-is a ViT or hybrid; images are what `vit.preprocess` accepts, or its output.
+A function `attention_...` takes a model and images. The function of arrays that
+it applies has the definition and the paper. Several pictures share one forward
+pass with these (`features.reduced`). A model `vit` is a ViT or hybrid; `images`
+are what `vit.preprocess` accepts, or its output.
 
 In comments: B images, N tokens (P before the patches), H heads, L layers,
 (h, w) the grid of patches.
@@ -33,23 +34,29 @@ _GRADIENT_BATCH = 8
 def attention_maps(
   vit: weights.Loaded, images: Any, query: tuple[int, int] | None = None
 ) -> np.ndarray:
-  """Returns the attention of one query to all patches, by layer and head.
+  """Returns the attention of one query to all patches, float32 [L, B, H, h, w].
 
   The attention is the softmax of the products of queries and keys (ViT paper,
-  arXiv:2010.11929, appendix A).
-
-  Args:
-    vit: A ViT or hybrid.
-    images: Input of `vit.preprocess`, or its result.
-    query: (row, column) of the querying patch, from 0. None: the class token,
-      or the mean over all patches if there is no class token.
-
-  Returns:
-    Maps, float32 [L, B, H, h, w]. A map sums to at most one, as the rest goes
-    to tokens that are not patches.
+  arXiv:2010.11929, appendix A). `query` is the (row, column) of the querying
+  patch, from 0; None stands for the class token, or for the mean over all
+  patches if there is no class token. A map sums to at most one, as the rest
+  goes to tokens that are not patches.
   """
   queries, grid = shown_queries(vit, query), features.patch_grid(vit)
   return _reduced(vit, images, lambda x: maps(x, grid, queries), axis=1)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def maps(
+  attention: jax.Array, grid: tuple[int, int], queries: range
+) -> jax.Array:
+  """Returns the mean attention of the tokens `queries` to each patch.
+
+  The maps are [..., h, w] for attention [..., N, N] and the `grid` (h, w).
+  """
+  h, w = grid
+  rows = attention[..., queries.start : queries.stop, -h * w :]
+  return rows.mean(axis=-2).reshape(*rows.shape[:-2], h, w)
 
 
 def attention_segments(
@@ -58,195 +65,10 @@ def attention_segments(
   """Returns the patches that hold most of the class token's attention.
 
   DINO shows the heads of the last layer in this way (arXiv:2104.14294, section
-  4.2.2 and figure 4). A segment is the smallest set of patches that holds the
-  share `mass` of the attention to all patches.
-
-  Args:
-    vit: A ViT or hybrid with a class token.
-    images: Input of `vit.preprocess`, or its result.
-    mass: Share of the attention, above 0 and at most 1.
-
-  Returns:
-    A segment for each image and head, bool [B, H, h, w].
+  4.2.2 and figure 4). The `segments` of images and heads are bool [B, H, h, w].
   """
   check_class_token(vit)
   return segments(attention_maps(vit, images)[-1], mass)
-
-
-def check_class_token(vit: weights.Loaded) -> None:
-  """Raises a UserError if the model has no attention or no class token."""
-  if 'class_token' not in attentive(vit).prefix:
-    raise UserError(
-      'the model has no class token, whose attention could be shown: train one'
-      " with config.model.pool='token'"
-    )
-
-
-def attention_rollout(vit: weights.Loaded, images: Any) -> np.ndarray:
-  """Returns the contribution of each patch to the output, by attention rollout.
-
-  The attention matrices of all layers are multiplied, each averaged with the
-  identity to account for the residual connection (Abnar and Zuidema, 2020,
-  arXiv:2005.00928, section 3). The result is read at the tokens that the head
-  reads.
-
-  Args:
-    vit: A ViT or hybrid.
-    images: Input of `vit.preprocess`, or its result.
-
-  Returns:
-    Maps, float32 [B, h, w]. A map sums to at most one, as the rest comes from
-    tokens that are not patches.
-  """
-  return _reduced(vit, images, lambda x: read_out(vit, rollout(x)), axis=0)
-
-
-def class_relevance(
-  vit: weights.Loaded,
-  images: Any,
-  classes: int | Sequence[int] | None = None,
-) -> np.ndarray:
-  """Returns the relevance of each patch for a class.
-
-  Attention is weighted by the gradient of the class's logit and accumulated
-  over all layers (Chefer et al., 2021, arXiv:2103.15679, equations 5 and 6).
-  The result is read at the tokens that the head reads.
-
-  Args:
-    vit: A ViT or hybrid with a head.
-    images: Input of `vit.preprocess`, or its result.
-    classes: Index of the class, one for all images or one for each. None: the
-      predicted class.
-
-  Returns:
-    Relevance, float32 [B, h, w]. It is at least 0, in the scale of the logits.
-  """
-
-  def follow(attention: jax.Array, gradients: jax.Array) -> jax.Array:
-    return read_out(vit, relevance(attention, gradients))
-
-  return _with_gradients(vit, images, classes, follow, axis=0)
-
-
-def attention_gradients(
-  vit: weights.Loaded,
-  images: Any,
-  classes: int | Sequence[int] | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-  """Returns attention, and the gradients of a class's logit to it.
-
-  Each is float32 [L, B, H, N, N]. `class_relevance` has the same arguments.
-  """
-  return _with_gradients(vit, images, classes, lambda *pair: pair, axis=1)
-
-
-def attention_distance(vit: weights.Loaded, images: Any) -> np.ndarray:
-  """Returns the mean attention distance of each head, over images and queries.
-
-  The distance between the centres of two patches is weighted by attention (ViT
-  paper, arXiv:2010.11929, figure 7 right and appendix D.7). Tokens that are not
-  patches are left out.
-
-  Args:
-    vit: A ViT or hybrid.
-    images: Input of `vit.preprocess`, or its result.
-
-  Returns:
-    Distances in pixels of the model's input, float32 [L, H].
-  """
-  features.check_attention(vit)
-  grid, patch = features.patch_grid(vit), patch_size(vit)
-  prefix = features.prefix_length(vit)
-  return _reduced(
-    vit, images, lambda x: distances(x, grid, patch, prefix), axis=1
-  ).mean(axis=1)
-
-
-def attention_entropy(vit: weights.Loaded, images: Any) -> np.ndarray:
-  """Returns the attention entropy of each head, a measure of its spread.
-
-  The entropy is over all tokens. It is averaged over images and queries.
-
-  Args:
-    vit: A ViT or hybrid.
-    images: Input of `vit.preprocess`, or its result.
-
-  Returns:
-    Entropies in nats, float32 [L, H]. An entropy is 0 if each query attends to
-    one token, and at most ln N.
-  """
-  return _reduced(vit, images, entropies, axis=1).mean(axis=1)
-
-
-def _reduced(
-  vit: weights.Loaded, images: Any, reduce: Callable[[Any], Any], axis: int
-) -> np.ndarray:
-  """Reduces attention [L, B, H, N, N]; B is the result's axis `axis`."""
-  features.check_attention(vit)
-  return features.reduced(
-    vit, images, ('attention',), lambda x: reduce(x['attention']), axis
-  )
-
-
-def patch_size(vit: weights.Loaded) -> tuple[int, int]:
-  """Returns the size of a patch in pixels, (height, width)."""
-  features.check_tokens(vit)
-  return models.patch_of_images(vit.model)
-
-
-def shown_queries(
-  vit: weights.Loaded, query: tuple[int, int] | None = None
-) -> range:
-  """Returns the tokens whose attention `attention_maps` averages.
-
-  `query` is the (row, column) of a patch. None stands for the class token, or
-  for all patches if there is no class token.
-  """
-  model, prefix = attentive(vit), features.prefix_length(vit)
-  if query is not None:
-    token = prefix + features.patch_index(vit, query)
-    return range(token, token + 1)
-  if 'class_token' in model.prefix:
-    return range(1)
-  h, w = features.patch_grid(vit)
-  return range(prefix, prefix + h * w)
-
-
-def read_out(vit: weights.Loaded, flow: jax.typing.ArrayLike) -> jax.Array:
-  """Returns the contribution of each patch to the input of the head, [B, h, w].
-
-  The pool decides what that input is: the class token, both tokens if there are
-  two heads, the mean patch, or class token and mean patch in equal parts.
-  Attention pooling ('map') is replaced by the mean patch.
-
-  `flow` is the contribution of each input token (last axis) to each output
-  token, [B, N, N], from `rollout` or `relevance`.
-  """
-  model, (h, w) = attentive(vit), features.patch_grid(vit)
-  prefix = features.prefix_length(vit)
-  read = np.zeros((features.num_tokens(vit),), np.float32)
-  if getattr(model.pool, 'reads_class_token', False):
-    read[: 1 + model.has_two_heads] = 1 / (1 + model.has_two_heads)
-  if getattr(model.pool, 'num_read', None) is None:
-    read[prefix:] = 1 / (h * w)
-  maps = jnp.einsum('q,bqk->bk', read / read.sum(), flow)[:, prefix:]
-  return maps.reshape(-1, h, w)
-
-
-@functools.partial(jax.jit, static_argnums=(1, 2))
-def maps(
-  attention: jax.Array, grid: tuple[int, int], queries: range
-) -> jax.Array:
-  """Returns the mean attention of some queries to each patch, [..., h, w].
-
-  Args:
-    attention: [..., N, N]; the last h * w tokens are the patches.
-    grid: (h, w).
-    queries: Tokens to average over.
-  """
-  h, w = grid
-  rows = attention[..., queries.start : queries.stop, -h * w :]
-  return rows.mean(axis=-2).reshape(*rows.shape[:-2], h, w)
 
 
 def segments(maps: np.ndarray, mass: float) -> np.ndarray:
@@ -275,13 +97,23 @@ def segments(maps: np.ndarray, mass: float) -> np.ndarray:
   return mask.reshape(maps.shape)
 
 
+def attention_rollout(vit: weights.Loaded, images: Any) -> np.ndarray:
+  """Returns the contribution of each patch to the output, float32 [B, h, w].
+
+  It is `rollout`, read at the tokens that the head reads. A map sums to at most
+  one, as the rest comes from tokens that are not patches.
+  """
+  return _reduced(vit, images, lambda x: read_out(vit, rollout(x)), axis=0)
+
+
 @jax.jit
 def rollout(attention: jax.Array) -> jax.Array:
   """Returns the contribution of each input token to each token, by rollout.
 
-  The contributions are [B, N, N], with input tokens on the last axis. Their
-  rows sum to one. `attention` is [L, B, H, N, N]. See `attention_rollout` for
-  the paper.
+  The attention matrices of all layers are multiplied, each averaged with the
+  identity to account for the residual connection (Abnar and Zuidema, 2020,
+  arXiv:2005.00928, section 3). `attention` is [L, B, H, N, N]. The result is
+  [B, N, N], with input tokens on the last axis, and its rows sum to one.
   """
   mixed = (attention.mean(axis=2) + jnp.eye(attention.shape[-1])) / 2
 
@@ -291,32 +123,26 @@ def rollout(attention: jax.Array) -> jax.Array:
   return jax.lax.scan(step, mixed[0], mixed[1:])[0]
 
 
+def attention_distance(vit: weights.Loaded, images: Any) -> np.ndarray:
+  """Returns the mean attention distance of each head, float32 [L, H].
+
+  It is the mean of `distances` over images.
+  """
+  geometry = features.patch_grid(vit), patch_size(vit)
+  prefix = features.prefix_length(vit)
+  return _reduced(
+    vit, images, lambda x: distances(x, *geometry, prefix), axis=1
+  ).mean(axis=1)
+
+
 def mean_distance(
   attention: jax.Array,
   grid: tuple[int, int],
   patch: tuple[int, int],
   prefix: int,
 ) -> jax.Array:
-  """Returns the mean attention distance of each head, in pixels, [L, H].
-
-  It is the mean over images and queries; see `attention_distance`.
-
-  Args:
-    attention: [L, B, H, N, N].
-    grid: (h, w).
-    patch: (height, width) of a patch, in pixels.
-    prefix: Number of tokens before the patches.
-  """
+  """Returns the mean of `distances` over images, in pixels, [L, H]."""
   return distances(attention, grid, patch, prefix).mean(axis=1)
-
-
-def entropy(attention: jax.Array) -> jax.Array:
-  """Returns the attention entropy of each head, in nats, [L, H].
-
-  It is the mean over images and queries; see `attention_entropy`. `attention`
-  is [L, B, H, N, N].
-  """
-  return entropies(attention).mean(axis=1)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
@@ -326,9 +152,18 @@ def distances(
   patch: tuple[int, int],
   prefix: int,
 ) -> jax.Array:
-  """Returns the attention distance for each image, in pixels, [L, B, H].
+  """Returns the attention distance for each image and head, [L, B, H].
 
-  `mean_distance`, its mean over images, has the same arguments.
+  The distance between the centres of two patches, in pixels of the model's
+  input, is weighted by attention; the result is the mean over queries (ViT
+  paper, arXiv:2010.11929, figure 7 right and appendix D.7). Tokens that are not
+  patches are left out.
+
+  Args:
+    attention: [L, B, H, N, N].
+    grid: (h, w).
+    patch: (height, width) of a patch, in pixels.
+    prefix: Number of tokens before the patches.
   """
   centres = np.indices(grid).reshape(2, -1).T * patch  # [h * w, 2], in pixels
   gaps = np.linalg.norm(centres[:, None] - centres, axis=-1)
@@ -339,13 +174,77 @@ def distances(
   return (reach / total).mean(axis=-1)
 
 
+def attention_entropy(vit: weights.Loaded, images: Any) -> np.ndarray:
+  """Returns the attention entropy of each head, float32 [L, H].
+
+  It is the mean of `entropies` over images.
+  """
+  return _reduced(vit, images, entropies, axis=1).mean(axis=1)
+
+
+def entropy(attention: jax.Array) -> jax.Array:
+  """Returns the mean of `entropies` over images, in nats, [L, H]."""
+  return entropies(attention).mean(axis=1)
+
+
 @jax.jit
 def entropies(attention: jax.Array) -> jax.Array:
-  """Returns the attention entropy for each image, in nats, [L, B, H].
+  """Returns the attention entropy for each image and head, in nats, [L, B, H].
 
-  `entropy`, its mean over images, has the same argument.
+  It measures the spread of attention [L, B, H, N, N] over all tokens, and is
+  the mean over queries: 0 if each query attends to one token, and at most ln N.
   """
   return jax.scipy.special.entr(attention).sum(axis=-1).mean(axis=-1)
+
+
+def class_relevance(
+  vit: weights.Loaded,
+  images: Any,
+  classes: int | Sequence[int] | None = None,
+) -> np.ndarray:
+  """Returns the relevance of each patch for a class, float32 [B, h, w].
+
+  It is `relevance`, read at the tokens that the head reads: at least 0, in the
+  scale of the logits. `classes` is the index of the class, one for all images
+  or one for each; None stands for the predicted class.
+  """
+
+  def follow(attention: jax.Array, gradients: jax.Array) -> jax.Array:
+    return read_out(vit, relevance(attention, gradients))
+
+  return _with_gradients(vit, images, classes, follow, axis=0)
+
+
+@jax.jit
+def relevance(attention: jax.Array, gradients: jax.Array) -> jax.Array:
+  """Returns the relevance of each input token for each token, [B, N, N].
+
+  The relevance R starts as the identity and becomes R + A R in each layer,
+  where A is the mean over heads of the positive part of gradient times
+  attention (Chefer et al., 2021, arXiv:2103.15679, equations 5 and 6). The
+  identity is subtracted at the end, as it says nothing about the class. Input
+  tokens are on the last axis. `attention`, and the `gradients` of a logit to
+  it, are [L, B, H, N, N].
+  """
+  weighted = jnp.maximum(attention * gradients, 0).mean(axis=2)  # [L, B, N, N]
+  eye = jnp.eye(attention.shape[-1])
+
+  def step(joint: jax.Array, layer: jax.Array) -> tuple[jax.Array, None]:
+    return joint + layer @ (joint + eye), None
+
+  return jax.lax.scan(step, jnp.zeros_like(weighted[0]), weighted)[0]
+
+
+def attention_gradients(
+  vit: weights.Loaded,
+  images: Any,
+  classes: int | Sequence[int] | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns attention, and the gradients of a class's logit to it.
+
+  Each is float32 [L, B, H, N, N]. `class_relevance` has the same arguments.
+  """
+  return _with_gradients(vit, images, classes, lambda *pair: pair, axis=1)
 
 
 def attentive(vit: weights.Loaded) -> vit_lib.ViT:
@@ -359,27 +258,63 @@ def attentive(vit: weights.Loaded) -> vit_lib.ViT:
   return vit.model
 
 
-@jax.jit
-def relevance(attention: jax.Array, gradients: jax.Array) -> jax.Array:
-  """Returns the relevance of each input token for each token, [B, N, N].
+def check_class_token(vit: weights.Loaded) -> None:
+  """Raises a UserError if the model has no attention or no class token."""
+  if 'class_token' not in attentive(vit).prefix:
+    raise UserError(
+      'the model has no class token, whose attention could be shown: train one'
+      " with config.model.pool='token'"
+    )
 
-  The relevance R starts as the identity and becomes R + A R in each layer,
-  where A is the mean over heads of the positive part of gradient times
-  attention (Chefer et al., 2021, arXiv:2103.15679, equations 5 and 6). The
-  identity is subtracted at the end, as it says nothing about the class. Input
-  tokens are on the last axis.
 
-  Args:
-    attention: [L, B, H, N, N].
-    gradients: Gradients of a logit to the attention, [L, B, H, N, N].
+def patch_size(vit: weights.Loaded) -> tuple[int, int]:
+  """Returns the size of a patch in pixels, (height, width)."""
+  features.check_attention(vit)
+  return models.patch_of_images(vit.model)
+
+
+def shown_queries(
+  vit: weights.Loaded, query: tuple[int, int] | None = None
+) -> range:
+  """Returns the tokens whose attention `attention_maps` averages."""
+  model, prefix = attentive(vit), features.prefix_length(vit)
+  if query is not None:
+    token = prefix + features.patch_index(vit, query)
+    return range(token, token + 1)
+  if 'class_token' in model.prefix:
+    return range(1)
+  return range(prefix, features.num_tokens(vit))
+
+
+def read_out(vit: weights.Loaded, flow: jax.typing.ArrayLike) -> jax.Array:
+  """Returns the contribution of each patch to the input of the head, [B, h, w].
+
+  The pool decides what that input is: the class token, both tokens if there are
+  two heads, the mean patch, or class token and mean patch in equal parts.
+  Attention pooling ('map') is replaced by the mean patch.
+
+  `flow` is the contribution of each input token (last axis) to each output
+  token, [B, N, N], from `rollout` or `relevance`.
   """
-  weighted = jnp.maximum(attention * gradients, 0).mean(axis=2)  # [L, B, N, N]
-  eye = jnp.eye(attention.shape[-1])
+  model, (h, w) = attentive(vit), features.patch_grid(vit)
+  prefix = features.prefix_length(vit)
+  read = np.zeros((features.num_tokens(vit),), np.float32)
+  if getattr(model.pool, 'reads_class_token', False):
+    read[: 1 + model.has_two_heads] = 1 / (1 + model.has_two_heads)
+  if getattr(model.pool, 'num_read', None) is None:
+    read[prefix:] = 1 / (h * w)
+  maps = jnp.einsum('q,bqk->bk', read / read.sum(), flow)[:, prefix:]
+  return maps.reshape(-1, h, w)
 
-  def step(joint: jax.Array, layer: jax.Array) -> tuple[jax.Array, None]:
-    return joint + layer @ (joint + eye), None
 
-  return jax.lax.scan(step, jnp.zeros_like(weighted[0]), weighted)[0]
+def _reduced(
+  vit: weights.Loaded, images: Any, reduce: Callable[[Any], Any], axis: int
+) -> np.ndarray:
+  """Reduces attention [L, B, H, N, N]; B is the result's axis `axis`."""
+  features.check_attention(vit)
+  return features.reduced(
+    vit, images, ('attention',), lambda x: reduce(x['attention']), axis
+  )
 
 
 def _with_gradients(
@@ -391,13 +326,8 @@ def _with_gradients(
 ) -> Any:
   """Returns `reduce` of attention and gradients, batch by batch.
 
-  Args:
-    vit: A ViT or hybrid with a head.
-    images: Input of `vit.preprocess`, or its result.
-    classes: See `class_relevance`.
-    reduce: Maps attention and gradients, each [L, B, H, N, N], to an array or a
-      tree of arrays.
-    axis: Axis of the images in the results of `reduce`.
+  `reduce` maps both, each [L, B, H, N, N], to an array or a tree of arrays,
+  whose axis `axis` is B. For the classes see `class_relevance`.
   """
   model = attentive(vit)
   if not model.num_classes:

@@ -144,19 +144,15 @@ def relevance(subject: Subject) -> Drawn:
   vit = subject.vit
   attention_lib.attentive(vit)
   names, inputs = subject.names, subject.images.inputs
-  if chosen := subject.options.classes:
-    relevance = np.stack(
-      [attention_lib.class_relevance(vit, inputs, i) for i in chosen], axis=1
-    )
-    classes = [names[i] for i in chosen]
-    captions, heads = classes * len(inputs), classes
-  else:
-    best = subject.probabilities.argmax(axis=1)
-    relevance = attention_lib.class_relevance(vit, inputs, best.tolist())[
-      :, None
-    ]
-    classes = captions = [names[i] for i in best]
-    heads = ['relevance']
+  chosen = subject.options.classes
+  shown = [[i] * len(inputs) for i in chosen]
+  if not chosen:
+    shown = [subject.probabilities.argmax(axis=1).tolist()]
+  relevance = np.stack(
+    [attention_lib.class_relevance(vit, inputs, row) for row in shown], axis=1
+  )
+  captions = [names[i] for image in zip(*shown, strict=True) for i in image]
+  heads = [names[i] for i in chosen] or ['relevance']
   mean = relevance.mean(axis=(-2, -1), keepdims=True)
   values = np.divide(
     relevance, mean, out=np.zeros_like(relevance), where=mean > 0
@@ -172,7 +168,7 @@ def relevance(subject: Subject) -> Drawn:
   )
   drawn = _beside_images(subject, values, heads, scale, captions)
   numbers = {
-    'classes': classes,
+    'classes': heads if chosen else captions,
     'relevance': relevance,
     'last_colour': scale.high,
   }
@@ -236,28 +232,25 @@ def query(subject: Subject) -> Drawn:
 def distance(subject: Subject) -> Drawn:
   """Draws attention distance and entropy, by layer and head."""
   attention, vit = _attention(subject), subject.vit
-  tokens = features.num_tokens(vit)
+  tokens, grid = features.num_tokens(vit), features.patch_grid(vit)
+  geometry = grid, attention_lib.patch_size(vit), features.prefix_length(vit)
   uniform = jnp.full((1, 1, 1, tokens, tokens), 1 / tokens)
-  uniform_distance = attention_lib.mean_distance(
-    uniform,
-    features.patch_grid(vit),
-    attention_lib.patch_size(vit),
-    features.prefix_length(vit),
+  measures = (
+    (
+      'mean attention distance (pixels)',
+      attention.distance,
+      attention_lib.mean_distance(uniform, *geometry),
+    ),
+    (
+      'attention entropy (nats)',
+      attention.entropy,
+      attention_lib.entropy(uniform),
+    ),
   )
-  uniform_entropy = attention_lib.entropy(uniform)
-  panels = [
-    charts.Panel(
-      values, label, charts.Level(float(level[0, 0]), 'uniform attention')
-    )
-    for values, label, level in (
-      (
-        attention.distance,
-        'mean attention distance (pixels)',
-        uniform_distance,
-      ),
-      (attention.entropy, 'attention entropy (nats)', uniform_entropy),
-    )
-  ]
+  panels = []
+  for label, values, reference in measures:
+    level = charts.Level(float(reference[0, 0]), 'uniform attention')
+    panels.append(charts.Panel(values, label, level))
   caption = (
     'A point for each head of each layer, over'
     f' {counted(len(subject.pixels), "image")}.'

@@ -116,11 +116,9 @@ def draw_sequence(
 
 
 def shown_patches(count: int, most: int) -> list[int | None]:
-  """Returns the first and the last patches, with None in place of the others.
+  """Returns the first and the last of all patches, None standing for others.
 
-  Args:
-    count: Number of all patches.
-    most: Largest length of the list.
+  The list is at most `most` long.
   """
   if count <= most:
     return list(range(count))
@@ -196,11 +194,8 @@ def _filter_sheet(
 ) -> np.ndarray:
   """Returns a sheet of filters [F, p, q, C], each scaled by its largest weight.
 
-  Args:
-    filters: The filters.
-    columns: Number of filters in a row.
-    limits: Minimum and maximum of a tile's longer side, in pixels.
-    captions: Texts below the filters.
+  `limits` are the minimum and maximum of a tile's longer side, in pixels.
+  Captions are below the filters.
   """
   size = filters.shape[1:3]
   shape = tiles.tile_shape(size, size, columns, limits=limits)

@@ -272,12 +272,9 @@ def reliability_diagram(
 ) -> 'figure_lib.Figure':
   """Returns a reliability diagram, with the share of examples below.
 
-  A bar is the accuracy in a range of confidence. It fades with the number of
-  examples, and is left out below `LEAST_IN_BAR`.
-
-  Args:
-    bins: The bins that contain examples.
-    error: Expected calibration error, which is written into the panel.
+  A bar is the accuracy in a range of confidence that contains examples. It
+  fades with their number, and is left out below `LEAST_IN_BAR`. The expected
+  calibration error is written into the panel.
   """
   figure = canvas.figure(*_RELIABILITY)
   above, below = figure.subplots(
@@ -366,15 +363,7 @@ def embedding_map(
 
 
 def strays_last(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
-  """Returns an order of points; the ones among other labels come last.
-
-  Args:
-    points: float [N, 2].
-    labels: int [N].
-
-  Returns:
-    Positions, int64 [N].
-  """
+  """Returns an order of points [N, 2]; ones among other labels come last."""
   from sklearn import neighbors  # here: it takes a second to import
 
   count = min(_NEIGHBOURS, len(points) - 1)
@@ -384,11 +373,9 @@ def strays_last(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def separate_points(points: np.ndarray, size: tuple[int, int]) -> list[int]:
-  """Returns positions of points whose thumbnails do not overlap.
+  """Returns positions of points [N, 2] whose thumbnails do not overlap.
 
-  Args:
-    points: float [N, 2].
-    size: (width, height) of the map, in pixels.
+  `size` is (width, height) of the map, in pixels.
   """
   low = points.min(axis=0)
   span = np.maximum(points.max(axis=0) - low, 1e-12)

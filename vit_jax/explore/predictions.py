@@ -73,15 +73,10 @@ def confident_mistakes(
   confidence: np.ndarray,
   labels: Sequence[int] | np.ndarray,
 ) -> np.ndarray:
-  """Returns the wrong predictions, the most confident ones first.
+  """Returns positions of the wrong predictions, the most confident ones first.
 
-  Args:
-    predicted: Predicted classes of N images, int [N].
-    confidence: Probabilities of the predicted classes, float [N].
-    labels: True classes, int [N].
-
-  Returns:
-    Positions of the mistakes among the images, int64 [number of mistakes].
+  Classes are predicted with some confidence, their probability, for N images;
+  `labels` are the true ones. Each array is [N].
   """
   wrong = np.flatnonzero(np.asarray(predicted) != np.asarray(labels))
   order = np.argsort(-np.asarray(confidence)[wrong], kind='stable')

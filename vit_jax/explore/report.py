@@ -144,13 +144,7 @@ def summarize(
 def _worst(
   measure: str, ascending: list[tuple[str, float]], form: str
 ) -> Result:
-  """Returns the classes with the lowest values.
-
-  Args:
-    measure: Name of the values.
-    ascending: Class and value, the lowest value first.
-    form: Format of a value.
-  """
+  """Returns the classes with the lowest values of a measure, in a format."""
   lowest, *more = [f'{name}: {x:{form}}' for name, x in ascending[:_WORST]]
   return Result(f'Lowest {measure} of a class', lowest, tuple(more))
 

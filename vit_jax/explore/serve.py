@@ -110,12 +110,7 @@ def main(argv: list[str]) -> int:
 
 
 def listen(host: str, port: int) -> socket.socket:
-  """Returns a socket that listens at an address.
-
-  Args:
-    host: An address of this machine, or a name for one.
-    port: Port; 0: any free port.
-  """
+  """Returns a socket that listens at an address; 0 is any free port."""
   try:
     family, *_, address = socket.getaddrinfo(
       host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

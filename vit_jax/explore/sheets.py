@@ -89,17 +89,11 @@ def groups(
   columns: int,
   scale: sheet.Scale | None = None,
 ) -> np.ndarray:
-  """Returns a group for each image: itself with its caption, and its maps.
+  """Returns a group for each image: its tile with a caption, and its maps.
 
-  Args:
-    subject: The model and the images.
-    images: Tiles of the images.
-    maps: K tiles for each image.
-    heads: Names of the K maps.
-    columns: Number of tiles in a row.
-    scale: Scale of all maps; None: it is not drawn.
+  There are K tiles of maps for each image, which `heads` names. A row has so
+  many columns. The scale of all maps may be left out.
   """
-  size = len(heads) + 1
   image_groups = [
     [sheet.Tile(image, caption), *row]
     for image, caption, row in zip(images, subject.captions, maps, strict=True)
@@ -107,6 +101,6 @@ def groups(
   return sheet.draw(
     tiles.grouped(image_groups, columns),
     heads=['image', *heads],
-    group=size,
+    group=len(heads) + 1,
     scale=scale,
   )

@@ -1,9 +1,9 @@
 """Similarity of layers by CKA, linear classification of each, near images.
 
-Functions of a model and images come first. Functions of arrays follow, with
-which several pictures share one forward pass (`features.reduced`). A model
-is a ViT, hybrid or Mixer; images are what `vit.preprocess` accepts, or its
-output.
+A function of a model and images has the definition of the function of arrays
+that it applies. Several pictures share one forward pass with the latter
+(`features.reduced`). A model `vit` is a ViT, hybrid or Mixer; `images` are what
+`vit.preprocess` accepts, or its output.
 
 In comments: n images, N tokens (the patches come last), D hidden size, L
 layers.
@@ -19,6 +19,7 @@ from vit_jax import weights
 from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.evaluation import knn
+from vit_jax.evaluation import linear
 from vit_jax.explore import tokens
 from vit_jax.weights import features
 
@@ -37,15 +38,11 @@ def layer_cka(
   images (minibatch CKA: Nguyen et al., 2020, arXiv:2010.15327), so its expected
   value does not depend on the number of images, but with few it is noisy.
 
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: At least 4 images, the input of `preprocess` of both models.
-    other_vit: A second model; None: `vit` itself.
-
-  Returns:
-    CKA, float32 [L, L'], for the L' layers of the second model. It is at most
-    1: 1 if one representation is a rotation of the other, about 0 if they have
-    nothing in common, nan if one is the same for all images.
+  The result is float32 [L, L'], for the L' layers of the second model, which is
+  `vit` itself if there is none. It is at most 1: 1 if one representation is a
+  rotation of the other, about 0 if they have nothing in common, nan if one is
+  the same for all images. There must be at least 4 images, which `preprocess`
+  of both models accepts.
   """
   models = [vit] if other_vit is None else [vit, other_vit]
   for model in models:
@@ -86,16 +83,7 @@ def layer_decodability(
 ) -> np.ndarray:
   """Returns the accuracy of a linear classifier on each layer, float32 [L].
 
-  The classifier reads the mean over the patch tokens. It is a ridge regression
-  of standardised features, whose penalty is chosen by leave-one-out
-  cross-validation. The accuracy is measured on the test images.
-
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: Training images: input of `vit.preprocess`, or its result.
-    labels: Classes of the training images, numbers or names.
-    test_images: Test images, in the same form.
-    test_labels: Classes of the test images.
+  It is the `decodability` of the mean over the patch tokens.
   """
   prefix = features.prefix_length(vit)
   x, test_x = (
@@ -110,12 +98,9 @@ def nearest_images(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Finds the nearest neighbours of images, by the input of the head.
 
-  Args:
-    vit: Any model.
-    images: Input of `vit.preprocess`, or its result.
-    gallery: The images to search, in the same form. None: `images`, where none
-      is its own neighbour.
-    count: Neighbours of each image; fewer if there are not so many images.
+  The model may be any. `gallery` are the images to search; None stands for
+  `images`, where none is its own neighbour. There are fewer neighbours than
+  `count` if there are not so many images.
 
   Returns:
     Cosine similarity, float32 [B, count], in descending order; and positions in
@@ -128,27 +113,12 @@ def nearest_images(
 
 
 def cka(x: np.ndarray, y: np.ndarray) -> float:
-  """Returns unbiased linear CKA of two representations of the same images.
-
-  See `layer_cka` for the paper and the meaning of values.
-
-  Args:
-    x: float [n, D], for n images, at least 4.
-    y: float [n, D'].
-  """
+  """Returns unbiased linear CKA of x [n, D] and y [n, D']; see `layer_cka`."""
   return float(layers_cka(np.asarray(x)[None], np.asarray(y)[None])[0, 0])
 
 
 def layers_cka(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-  """Returns unbiased linear CKA of all pairs of representations.
-
-  Args:
-    first: [L, n, ...], such as tokens; n is at least 4.
-    second: [L', n, ...], for the same images.
-
-  Returns:
-    CKA, float32 [L, L'], as from `layer_cka`.
-  """
+  """Returns `layer_cka` of [L, n, ...], such as tokens, and [L', n, ...]."""
   return _ratio(*_hsic(_grams(first), _grams(second)))
 
 
@@ -171,8 +141,6 @@ def decodability(
     test_labels: Classes of the test features, n'.
   """
   from sklearn import linear_model  # here: it takes a second to import
-  from sklearn import pipeline
-  from sklearn import preprocessing
 
   y, test_y = _checked(labels, x), _checked(test_labels, test_x)
   if len(np.unique(y)) < 2:
@@ -181,12 +149,9 @@ def decodability(
     raise UserError('the tokens are not finite: nothing can be read off them')
   accuracies = []
   for train, test in zip(x, test_x, strict=True):
-    classifier = pipeline.make_pipeline(
-      preprocessing.StandardScaler(),
-      linear_model.RidgeClassifierCV(alphas=_PENALTIES),
-    )
-    classifier.fit(train.astype(np.float64), y)
-    accuracies.append(classifier.score(test.astype(np.float64), test_y))
+    model = linear_model.RidgeClassifierCV(alphas=_PENALTIES)
+    classifier = linear.standardised(model, train, y)
+    accuracies.append((linear.predict(classifier, test) == test_y).mean())
   return np.asarray(accuracies, np.float32)
 
 

@@ -17,7 +17,6 @@ from vit_jax.explore import subject as subject_lib
 from vit_jax.explore import tokens as tokens_lib
 from vit_jax.plots import charts
 from vit_jax.plots import matrix
-from vit_jax.plots import paper
 from vit_jax.plots import sheet
 from vit_jax.plots import style
 from vit_jax.plots import tiles
@@ -235,22 +234,14 @@ def cka(subject: Subject) -> Drawn:
 
 
 def _cka_matrix(values: np.ndarray, row_model: str, column_model: str) -> Any:
-  is_symmetric = row_model == column_model
   rows, columns = ([str(i) for i in range(n)] for n in values.shape)
   texts = np.vectorize(lambda x: '' if np.isnan(x) else f'{x:.2f}')(values)
   low = float(np.min(np.nan_to_num(values), initial=0.0))
-  cells = matrix.draw(
-    (values - low) / (1 - low),
-    texts,
-    (rows, columns),
-    (
-      'layer' if is_symmetric else f'layer of {row_model}',
-      'layer' if is_symmetric else f'layer of {column_model}',
-    ),
-    style.HEAT,
-  )
-  scale = sheet.Scale(low, 1.0, 'CKA (1: equal but for rotation and scale)')
-  return paper.stack([sheet.draw_scale(scale), cells])
+  axes = 'layer', 'layer'
+  if row_model != column_model:
+    axes = f'layer of {row_model}', f'layer of {column_model}'
+  label = 'CKA (1: equal but for rotation and scale)'
+  return matrix.heat_map(values, texts, (rows, columns), axes, (low, 1), label)
 
 
 def decodability(subject: Subject) -> Drawn:

@@ -2,8 +2,8 @@
 
 Functions of a model and images come first. Functions of arrays follow, with
 which several pictures share one forward pass (`features.reduced`). A model
-is a ViT, hybrid or Mixer; images are what `vit.preprocess` accepts, or its
-output.
+`vit` is a ViT, hybrid or Mixer; `images` are what `vit.preprocess` accepts, or
+its output.
 
 In comments: B images, N tokens (the patches come last), D hidden size, L
 layers, (h, w) the grid of patches.
@@ -36,15 +36,9 @@ _BATCH = 16  # maximum number of images at a time
 def image_patches(vit: weights.Loaded, images: Any) -> np.ndarray:
   """Cuts images into the sequence of patches that a model reads.
 
-  See the ViT paper (arXiv:2010.11929, section 3.1).
-
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: Input of `vit.preprocess`, or its result.
-
-  Returns:
-    Patches of p x q pixels and C channels, row by row, in the units of
-    `vit.preprocess`, float32 [B, h * w, p, q, C].
+  See the ViT paper (arXiv:2010.11929, section 3.1). The patches of p x q pixels
+  and C channels are row by row, in the units of `vit.preprocess`, float32
+  [B, h * w, p, q, C].
   """
   h, w = features.patch_grid(vit)
   x = features.prepared(vit, images)
@@ -58,10 +52,6 @@ def token_norms(vit: weights.Loaded, images: Any) -> np.ndarray:
 
   Patches with large norms are outliers that hold global information instead of
   the patch (Vision Transformers Need Registers, arXiv:2309.16588, section 2).
-
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: Input of `vit.preprocess`, or its result.
   """
   return reduced(vit, images, norms, axis=1)
 
@@ -71,16 +61,8 @@ def patch_similarity(
 ) -> np.ndarray:
   """Returns the similarity of each patch's token to the one of a chosen patch.
 
-  DINOv3 (arXiv:2508.10104) shows such maps.
-
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: Input of `vit.preprocess`, or its result.
-    patch: (row, column) of the chosen patch, from 0.
-    layer: Index of the layer whose output is compared; -1: the last.
-
-  Returns:
-    Cosine similarity, float32 [B, h, w]. It is 1 at the patch itself.
+  It is the cosine after a layer, float32 [B, h, w], and 1 at the patch itself.
+  DINOv3 (arXiv:2508.10104) shows such maps. `patch` is a (row, column), from 0.
   """
   grid, index = features.patch_grid(vit), features.patch_index(vit, patch)
   layer = features.layer_index(vit, layer)
@@ -94,16 +76,9 @@ def token_pca(vit: weights.Loaded, images: Any, layer: int = -1) -> np.ndarray:
 
   This follows DINOv2 (arXiv:2304.07193, figure 1), but keeps the background.
   The components are computed from all patches of all images together, so that
-  similar colours mean similar tokens, also in different images.
-
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: Input of `vit.preprocess`, or its result.
-    layer: Index of the layer whose output is shown; -1: the last.
-
-  Returns:
-    The first three components as red, green and blue, float32 [B, h, w, 3] in
-    [0, 1]. The range of a component is its 1st to 99th percentile.
+  similar colours mean similar tokens, also in different images. The first three
+  of a layer are red, green and blue, float32 [B, h, w, 3] in [0, 1]. The range
+  of a component is its 1st to 99th percentile.
   """
   grid, layer = features.patch_grid(vit), features.layer_index(vit, layer)
   return pca(features.features(vit, images, [layer])[0], grid)
@@ -120,16 +95,13 @@ def reduced(
 
 
 class Foreground(NamedTuple):
-  """Principal components of patch features, twice.
+  """Principal components of patch features, twice."""
 
-  Attributes:
-    score: First component of all patches of all images, float32 [B, h, w];
-      positive in the foreground.
-    colors: First three components of the foreground's patches, as red, green
-      and blue, float32 [B, h, w, 3] in [0, 1]; 0 in the background.
-  """
-
+  # First component of all patches of all images, float32 [B, h, w]; positive in
+  # the foreground.
   score: np.ndarray
+  # First three components of the foreground's patches, as red, green and blue,
+  # float32 [B, h, w, 3] in [0, 1]; 0 in the background.
   colors: np.ndarray
 
 
@@ -141,26 +113,12 @@ def patch_foreground(vit: weights.Loaded, images: Any) -> Foreground:
   foreground. A second PCA is over the foreground. The sign of a component means
   nothing; here the foreground is the side with fewer patches at the borders of
   images. The features are the trunk's output, after its last norm.
-
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: Input of `vit.preprocess`, or its result.
-
-  Returns:
-    A named tuple of two arrays. `score` is the first component of all patches,
-    float32 [B, h, w], positive in the foreground. `colors` are the first three
-    components of the foreground as red, green and blue, float32 [B, h, w, 3] in
-    [0, 1], and 0 in the background.
   """
   return foreground(patch_features(vit, images), features.patch_grid(vit))
 
 
 def patch_features(vit: weights.Loaded, images: Any) -> np.ndarray:
-  """Returns the trunk's output for patches, float32 [B, h * w, D].
-
-  It is the output after the last norm. `images` are the input of
-  `vit.preprocess`, or its result.
-  """
+  """Returns the trunk's output for patches, [B, h * w, D], after its norm."""
   h, w = features.patch_grid(vit)
   params = jax.tree.map(jnp.asarray, vit.params)
   return batched.in_batches(
@@ -190,10 +148,8 @@ def similarity_to(
 ) -> jax.Array:
   """Returns the cosine similarity of patches to a chosen patch, [B, h, w].
 
-  Args:
-    tokens: Output of a layer, [B, N, D]; the last h * w are the patches.
-    grid: (h, w).
-    index: Index of the chosen patch, row by row.
+  `tokens` are the output of a layer, [B, N, D], `grid` is (h, w), and `index`
+  counts the patches row by row.
   """
   h, w = grid
   patches = tokens[:, -h * w :]
@@ -204,24 +160,14 @@ def similarity_to(
 
 
 def pca(tokens: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-  """Returns tokens as colours, float32 [B, h, w, 3] in [0, 1]; see `token_pca`.
-
-  Args:
-    tokens: Output of a layer, [B, N, D]; the last h * w are the patches.
-    grid: (h, w).
-  """
+  """Returns tokens [B, N, D] of a layer as colours; see `token_pca`."""
   h, w = grid
   x = np.asarray(tokens)[:, -h * w :].reshape(-1, tokens.shape[-1])
   return _stretched(_components(x)).reshape(-1, h, w, 3)
 
 
 def foreground(tokens: np.ndarray, grid: tuple[int, int]) -> Foreground:
-  """Returns the components of the foreground; see `patch_foreground`.
-
-  Args:
-    tokens: Features, [B, N, D]; the last h * w are the patches.
-    grid: (h, w).
-  """
+  """Returns the components of features [B, N, D]; see `patch_foreground`."""
   h, w = grid
   x = np.asarray(tokens)[:, -h * w :].reshape(-1, tokens.shape[-1])
   score = _components(x)[:, 0]

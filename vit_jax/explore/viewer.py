@@ -31,15 +31,11 @@ _MOST_NUMBERS = 2**26  # maximum attention weights in a reply, a byte each
 
 
 class Viewer:
-  """A model that is applied to one image at a time.
-
-  Attributes:
-    name: Name on the page.
-  """
+  """A model that is applied to one image at a time."""
 
   def __init__(self, vit: weights.Loaded, name: str):
     """Copies the parameters to the device; compiles nothing yet."""
-    self.name = name
+    self.name = name  # on the page
     self._sentences, problem = None, ''
     try:  # None for a model without a text tower
       self._sentences = sentences_lib.Sentences.load(vit)

@@ -267,13 +267,10 @@ class Segmentation(base.Objective):
     areas = segments_lib.areas(
       outputs[_OUTPUT], labels, self._classes, self._ignore
     )
-    right, labelled, predicted = jnp.moveaxis(areas, 1, 0)
-    either = labelled + predicted - right
-    present = either > 0
-    iou = jnp.where(present, right / jnp.maximum(either, 1), 0)
+    overlaps = segments_lib.area_overlaps(areas)
     return {
-      'miou': iou.sum(axis=1) / present.sum(axis=1),
-      'accuracy': right.sum(axis=1) / labelled.sum(axis=1),
+      'miou': jnp.nanmean(overlaps.iou, axis=1),
+      'accuracy': overlaps.total,
       'areas': areas,
     }
 

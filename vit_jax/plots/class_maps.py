@@ -23,12 +23,8 @@ def overlay(
 ) -> np.ndarray:
   """Returns an image with the colours of its classes, uint8 [h, w, 3].
 
-  A background stays as it is in the image.
-
-  Args:
-    image: uint8 [h, w, 3].
-    labels: int [h, w].
-    colours: From `style.label_colours`.
+  A background stays as it is in the image. Labels are int [h, w], and colours
+  from `style.label_colours`.
   """
   mixed = (1 - _SHARE) * image + _SHARE * colours[labels]
   is_class = (colours != style.rgb(style.BACKGROUND)).any(-1)[labels]
@@ -43,16 +39,11 @@ def compared(
 ) -> list[np.ndarray]:
   """Returns maps in the colours of their classes, uint8 [h, w, 3] each.
 
-  Colours are not mixed with the image. Pixels that do not count have the
-  colour `style.VOID`.
-
-  Args:
-    image: uint8 [h, w, 3].
-    maps: `segments`, the prediction, and perhaps `map`, the ground truth, int
-      [h, w]. With both, the result is the ground truth, the prediction, and the
-      errors over the image in pale grey.
-    colours: From `style.label_colours`.
-    ignore: The label of pixels that do not count.
+  Colours, from `style.label_colours`, are not mixed with the image. Pixels that
+  do not count, whose label is `ignore`, have the colour `style.VOID`. The maps
+  are `segments`, the prediction, and perhaps `map`, the ground truth, int
+  [h, w]. With both, the result is the ground truth, the prediction, and the
+  errors over the image in pale grey.
   """
   predicted = maps['segments']
   if 'map' not in maps:
@@ -80,12 +71,8 @@ def draw(
 ) -> np.ndarray:
   """Returns a sheet with a group of tiles for each image, and a legend.
 
-  Args:
-    names: Names of the classes.
-    ignore: The label of pixels that do not count.
-    images: uint8 [B, H, W, 3].
-    maps: `segments` and, if there are labels, `map`, int [B, H, W] each.
-    captions: Texts below the images.
+  The maps are those of `compared`, [B, H, W], and images are uint8
+  [B, H, W, 3]. Captions are below the images.
   """
   colours = style.label_colours(names)
   shape = tiles.tile_shape(
@@ -115,10 +102,8 @@ def legend(
 ) -> list[tuple[str, np.ndarray]]:
   """Returns the names and colours of the classes that occur in maps.
 
-  Args:
-    names: Names of the classes.
-    maps: Labels, int [...] each.
-    ignore: The label of pixels that do not count.
+  The maps are labels, int [...] each. `ignore` is the label of pixels that do
+  not count.
   """
   colours = style.label_colours(names)
   classes = {i for labels in maps for i in np.unique(labels).tolist()}

@@ -54,12 +54,9 @@ def tile_shape(
 ) -> tuple[int, int]:
   """Returns (height, width) of tiles in which each patch has whole pixels.
 
-  Args:
-    image: (H, W).
-    grid: (h, w).
-    columns: Number of tiles in a row.
-    width: Largest width of a row.
-    limits: Minimum and maximum of a tile's longer side, if possible.
+  An image is (H, W), and its grid (h, w). A row has so many columns and at most
+  this width. `limits` are the minimum and maximum of a tile's longer side, if
+  possible.
   """
   longest = np.clip(width // columns, *limits)
   scale = min(longest / image[0], longest / image[1])
@@ -96,16 +93,10 @@ def color(
   limits: tuple[float, float],
   name: str = style.HEAT,
 ) -> np.ndarray:
-  """Returns a map in colours, with one colour for each patch.
+  """Returns a map [h, w] with one colour for each patch, uint8 [*shape, 3].
 
-  Args:
-    values: [h, w].
-    shape: (height, width) of the result.
-    limits: Values of the first and the last colour.
-    name: Name of the colour map; see `style`.
-
-  Returns:
-    uint8 [height, width, 3].
+  `limits` are the values of the first and the last colour, and `name` is the
+  colour map's; see `style`.
   """
   low, high = limits
   span = high - low if high > low else 1
@@ -119,10 +110,8 @@ def cover(
 ) -> np.ndarray:
   """Returns an image [height, width, 3] whose hidden patches are covered.
 
-  Args:
-    image: uint8 [height, width, 3].
-    hidden: bool [h, w], or a shape that divides the image's.
-    opacity: 1: nothing is seen of these patches; 0: all.
+  `hidden` is bool [h, w], or of another shape that divides the image's. With
+  `opacity` 1 nothing is seen of these patches, with 0 all.
   """
   shape = image.shape[0], image.shape[1]
   covered = fit(np.asarray(hidden).astype(np.uint8), shape)[..., None] * opacity

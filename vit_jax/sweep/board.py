@@ -53,30 +53,24 @@ def entry(
   """
   values = list(row.seeds.values())
   half = spread(row)
-  numbers = {
-    'mean': row.value,
-    'low': None if row.value is None else row.value - half,
-    'high': None if row.value is None else row.value + half,
-    'deviation': statistics.stdev(values) if len(values) > 1 else None,
-  }
-  numbers |= {f'seed{seed}': row.seeds.get(seed) for seed in sweep.seeds}
-  finite = {
-    name: x if x is not None and math.isfinite(x) else None
-    for name, x in numbers.items()
-  }
-  seed_values = {
-    f'seed{seed}': finite.pop(f'seed{seed}') for seed in sweep.seeds
-  }
-  return {
+  mean = math.nan if row.value is None else row.value
+  columns: dict[str, Any] = {
     'trial': row.number,
     'state': row.state,
-    **finite,
+    'mean': mean,
+    'low': mean - half,
+    'high': mean + half,
+    'deviation': statistics.stdev(values) if len(values) > 1 else None,
     'seeds': len(values),
     'step': row.step if row.step >= 0 else None,
     **{key: row.point.get(key) for key in sorted(sweep.space)},
-    **seed_values,
+    **{f'seed{seed}': row.seeds.get(seed) for seed in sweep.seeds},
     'error': row.error,
     'path': str(workdir / 'trials' / f'{row.number:04d}'),
+  }
+  return {
+    name: None if isinstance(x, float) and not math.isfinite(x) else x
+    for name, x in columns.items()
   }
 
 

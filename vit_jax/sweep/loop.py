@@ -6,9 +6,9 @@ leave unfinished, and ends when all trials have ended.
 
 from collections.abc import Callable
 from collections.abc import Sequence
+import contextlib
 import dataclasses
-import os
-import select
+import queue
 import signal
 
 from absl import logging
@@ -54,8 +54,8 @@ def run(
       loop.stop()
       signals.wait(poll_s)
       loop.watch(stopping=True)
-    for trial in loop.trials:  # other processes may go on with them
-      trial.claim.lock.release()
+    for trial in loop.trials:
+      trial.release()
     return 128 + signals.stop
 
 
@@ -91,7 +91,7 @@ class _Loop:
         self.publish(self.study.rows())
     for trial in ended:
       self.refusals.append(trial.refusal())
-      for key, value in trial.claim.point.items():
+      for key, value in trial.point.items():
         self.refused_values.setdefault(key, set()).add(repr(value))
     if not ended or stopping:
       return
@@ -111,7 +111,7 @@ class _Loop:
       if trial is not None:
         trial.start(self.launcher)
       elif claim := self.study.claim():
-        self.trials.append(trials_lib.Trial(claim, self.study, self.flags))
+        self.trials.append(trials_lib.Trial(self.study, *claim, self.flags))
         logging.info('%s', self.trials[-1])
       else:
         return
@@ -122,7 +122,7 @@ class _Loop:
 
   def rows(self) -> list[study_lib.Row]:
     """Returns the state of all trials; that of ours is up to date."""
-    open_trials = {trial.claim.number: trial for trial in self.trials}
+    open_trials = {trial.number: trial for trial in self.trials}
     rows = []
     for row in self.study.rows():
       if trial := open_trials.get(row.number):
@@ -138,35 +138,27 @@ class _Signals:
 
   def __init__(self) -> None:
     self.stop = 0  # the first signal; a second one ends the process
+    # Unlike an event, it may be woken while it is waited for.
+    self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
 
   def __enter__(self) -> '_Signals':
-    self._read, self._write = os.pipe()
-    os.set_blocking(self._read, False)
-    os.set_blocking(self._write, False)
-    self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-    self._previous = {x: signal.signal(x, self._note) for x in _STOPS}
-    # A handler is needed to be woken when a child ends; SIGCHLD is ignored by
-    # default.
-    handler = signal.signal(signal.SIGCHLD, lambda *_: None)
-    self._previous[signal.SIGCHLD] = handler
+    # SIGCHLD, when a run ends, is ignored by default.
+    numbers = (*_STOPS, signal.SIGCHLD)
+    self._previous = {x: signal.signal(x, self._note) for x in numbers}
     return self
 
   def __exit__(self, *_: object) -> None:
     for number, handler in self._previous.items():
       signal.signal(number, handler)
-    signal.set_wakeup_fd(self._wakeup)
-    os.close(self._read)
-    os.close(self._write)
 
   def wait(self, seconds: float) -> None:
     """Returns after `seconds`, or when a signal arrives or a child ends."""
-    select.select([self._read], [], [], seconds)
-    try:
-      os.read(self._read, 4096)
-    except BlockingIOError:  # no signal
-      pass
+    with contextlib.suppress(queue.Empty):
+      self._woken.get(timeout=seconds)
 
   def _note(self, number: int, _: object) -> None:
-    self.stop = self.stop or number
-    for signal_number in _STOPS:
-      signal.signal(signal_number, signal.SIG_DFL)
+    if number in _STOPS:
+      self.stop = self.stop or number
+      for signal_number in _STOPS:
+        signal.signal(signal_number, signal.SIG_DFL)
+    self._woken.put(None)

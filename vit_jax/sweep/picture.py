@@ -13,6 +13,8 @@ from vit_jax.config import counted
 from vit_jax.plots import canvas
 from vit_jax.plots import charts
 from vit_jax.plots import curves
+from vit_jax.plots import matrix
+from vit_jax.plots import paper
 from vit_jax.plots import style
 from vit_jax.runs import safe_io
 from vit_jax.sweep import board as board_lib
@@ -42,7 +44,6 @@ _MARKS: dict[str, dict[str, Any]] = {
   },
 }
 _COMPLETE = ('complete', 'mean of the seeds, its 95% interval')
-_LOG_RATIO = 10.0  # the axis of a choice is logarithmic above this ratio
 
 
 def draw(
@@ -59,14 +60,13 @@ def draw(
   states = ('complete', 'pruned', 'failed')
   counts = {x: sum(row.state == x for row in rows) for x in states}
   by_state = ', '.join(f'{n} {x}' for x, n in counts.items() if n)
-  title, best = f'{counted(len(rows), "trial")}: {by_state}', _best(rows, sweep)
+  title = f'{counted(len(rows), "trial")}: {by_state}'
+  if sweep.sampler == 'grid' and len(sweep.space) == 2:
+    paper.save(path, matrix.titled(title, _draw_map(rows, sweep)))
+    return
   with canvas.style():
     figure = canvas.figure(_WIDTH, _HEIGHT)  # its size depends on the content
-    if sweep.sampler == 'grid' and len(sweep.space) == 2:
-      _draw_map(figure, rows, sweep)
-      title += f'; framed is the {_best_label(best)}' if best else ''
-    else:
-      _draw_panels(figure, rows, sweep)
+    _draw_panels(figure, rows, sweep)
     figure.suptitle(title, x=0.01, ha='left', fontsize=11)
     with safe_io.replacing_path(path) as temporary:
       figure.savefig(temporary, format='png')
@@ -86,9 +86,7 @@ def _best(
 
 
 def _best_label(best: study_lib.Row) -> str:
-  half = board_lib.spread(best)
-  interval = f' ± {half:.2g}' if math.isfinite(half) else ''
-  return f'best: {best.value:.4g}{interval} (trial {best.number})'
+  return f'best: {_text(best)} (trial {best.number})'
 
 
 def _draw_panels(
@@ -203,14 +201,6 @@ def _axis(
       cell.set_xlim(dimension.low / 1.2, dimension.high * 1.2)
     return lambda value, _: float(value)
   values = dimension.values
-  if all(type(x) in (int, float) for x in values):
-    low, high = min(values), max(values)
-    if low > 0 and high / low >= _LOG_RATIO:
-      canvas.make_log(cell.xaxis)
-    if len(values) < 8:
-      cell.set_xticks(values, [f'{x:g}' for x in values], minor=False)
-      cell.minorticks_off()
-    return lambda value, _: float(value)
   texts = [space_lib.show_value(x) for x in values]
   turned = sum(map(len, texts)) > _LETTERS
   rotation, align = (20, 'right') if turned else (0, 'center')
@@ -223,56 +213,39 @@ def _axis(
 
 
 def _draw_map(
-  figure: 'figure_lib.Figure',
-  rows: Sequence[study_lib.Row],
-  sweep: space_lib.Sweep,
-) -> None:
-  from matplotlib import patches
-
+  rows: Sequence[study_lib.Row], sweep: space_lib.Sweep
+) -> np.ndarray:
+  """Returns a heat map of a grid over two keys, uint8 [H, W, 3]."""
   sides = ((key, space_lib.values(x)) for key, x in sweep.space.items())
   (y_key, ys), (x_key, xs) = sorted(sides, key=lambda side: len(side[1]))
-  width, height = 2.6 + 1.05 * len(xs), 2.1 + 0.62 * len(ys)
-  figure.set_size_inches(max(7.5, width), max(3.4, height))
-  cell = figure.subplots()
-  cell.grid(False)
+  ys = ys[::-1]  # the first row is on top
+  best = _best(rows, sweep)
   means = np.full((len(ys), len(xs)), np.nan)
-  notes: dict[tuple[int, int], tuple[str, study_lib.Row]] = {}
+  texts = np.full(means.shape, '', object)
   for row in rows:
     if not row.point.keys() >= sweep.space.keys():
       continue
     at = ys.index(row.point[y_key]), xs.index(row.point[x_key])
-    if row.state == 'complete' and (value := _value(row)) is not None:
+    value = _value(row)
+    if row.state == 'complete' and value is not None:
       means[at] = value
-    notes[at] = _note(row), row
-  image = cell.imshow(means, cmap=style.HEAT, origin='lower', aspect='auto')
-  cell.set_facecolor('#EEEEEE')
-  best = _best(rows, sweep)
-  for (i, j), (text, row) in notes.items():
-    shade: Any = image.norm(means[i, j])
-    dark = np.isfinite(means[i, j]) and shade < 0.6
-    color = 'white' if dark else 'black'
-    cell.text(j, i, text, ha='center', va='center', color=color, fontsize=9)
-    if best is not None and row.number == best.number:
-      corner = (j - 0.47, i - 0.46)
-      frame: Any = {'edgecolor': style.RED, 'linewidth': 3, 'fill': False}
-      cell.add_patch(patches.Rectangle(corner, 0.94, 0.92, **frame))
-  cell.set_xticks(range(len(xs)), [space_lib.show_value(x) for x in xs])
-  cell.set_yticks(range(len(ys)), [space_lib.show_value(y) for y in ys])
-  cell.tick_params(length=0)
-  cell.set_xlabel(x_key)
-  cell.set_ylabel(y_key)
-  for side in ('left', 'bottom'):
-    cell.spines[side].set_visible(False)
-  if np.isfinite(means).any():
-    figure.colorbar(image, ax=cell, label=curves.title(sweep.metric))
+    texts[at] = row.state if value is None else _text(row)
+    if row.state == 'pruned' and value is not None:
+      texts[at] += ', pruned'
+    if row is best:
+      texts[at] = f'best: {texts[at]}'
+  names = (
+    [space_lib.show_value(y) for y in ys],
+    [*map(space_lib.show_value, xs)],
+  )
+  finite = means[np.isfinite(means)]
+  limits = (float(finite.min()), float(finite.max())) if len(finite) else (0, 1)
+  label = curves.title(sweep.metric)
+  return matrix.heat_map(means, texts, names, (y_key, x_key), limits, label)
 
 
-def _note(row: study_lib.Row) -> str:
-  value = _value(row)
-  if value is None:
-    return row.state
-  if row.state == 'pruned':
-    return f'{value:.4g}\npruned'
+def _text(row: study_lib.Row) -> str:
+  """Returns a trial's value, with its interval if there are several seeds."""
   half = board_lib.spread(row)
-  interval = f'\n± {half:.2g}' if math.isfinite(half) else ''
-  return f'{value:.4g}{interval}'
+  interval = f' ± {half:.2g}' if math.isfinite(half) else ''
+  return f'{row.value:.4g}{interval}'

@@ -82,10 +82,10 @@ class Processes:
   def start(self, flags: Sequence[str], workdir: pathlib.Path) -> Run:
     """Starts a run, or finds the one that already has its work directory."""
     lock = safe_io.Lock(workdir.with_name(f'.{workdir.name}.lock'))
-    if not lock.acquire(wait=False):
-      return _Adopted(lock, self._gpus)
-    gpus = self._gpus.pop(0) if self._gpus else None
     log = workdir.with_name(f'{workdir.name}.log')
+    if not lock.acquire(wait=False):
+      return _Process(lock, log, self._gpus)
+    gpus = self._gpus.pop(0) if self._gpus else None
     with log.open('ab') as file:
       start = file.tell()
       process = subprocess.Popen(
@@ -100,56 +100,33 @@ class Processes:
     holder = {'pid': process.pid, 'host': socket.gethostname(), 'gpus': gpus}
     lock.write(json.dumps(holder))
     lock.release()  # the process holds it now
-    return _Child(gpus, self._gpus, process, log, start)
+    return _Process(lock, log, self._gpus, process, start)
 
 
-@dataclasses.dataclass
-class _Running:
-  """A run that holds some GPUs; when it ends, they are free again."""
+class _Process:
+  """A process that this sweep started, or another sweep, which was killed.
 
-  gpus: str | None
-  free: list[str]
-  # A second SIGTERM would end the run before it saves.
-  is_stopping: bool = dataclasses.field(default=False, kw_only=True)
+  While the lock is held, its holder lives, so that the process id is valid.
+  """
 
-  def free_gpus(self) -> None:
-    if self.gpus is not None:
-      self.free.append(self.gpus)
-      self.gpus = None
-
-
-@dataclasses.dataclass
-class _Child(_Running):
-  """A process that this sweep started."""
-
-  process: subprocess.Popen[bytes]
-  log: pathlib.Path
-  start: int  # of its output in the log
-
-  def poll(self) -> Ended | None:
-    status = self.process.poll()
-    if status is None:
-      return None
-    self.free_gpus()
-    return Ended(status, explain(status, self.log, self.start))
-
-  def stop(self) -> None:
-    if not self.is_stopping:
-      self.is_stopping = True
-      self.process.terminate()
-
-
-class _Adopted(_Running):
-  """A process started by another sweep, which was killed."""
-
-  def __init__(self, lock: safe_io.Lock, free: list[str]):
-    self._lock = lock
-    gpus = self._holder().get('gpus')
-    if gpus in free:
-      free.remove(gpus)
-    else:
-      gpus = free.pop(0) if free else None
-    super().__init__(gpus, free)
+  def __init__(
+    self,
+    lock: safe_io.Lock,
+    log: pathlib.Path,
+    free_gpus: list[str],
+    process: 'subprocess.Popen[bytes] | None' = None,
+    start: int = 0,
+  ):
+    self._lock, self._log, self._free_gpus = lock, log, free_gpus
+    self._process = process  # None: it is another sweep's
+    self._start = start  # of its output in the log
+    self._gpus = self._holder().get('gpus')
+    if process is None and self._gpus in free_gpus:
+      free_gpus.remove(self._gpus)
+    elif process is None:
+      self._gpus = free_gpus.pop(0) if free_gpus else None
+    # A second SIGTERM would end the run before it saves.
+    self._is_stopping = False
 
   def _holder(self) -> Mapping[str, Any]:
     try:
@@ -159,19 +136,30 @@ class _Adopted(_Running):
     return holder if isinstance(holder, dict) else {}
 
   def poll(self) -> Ended | None:
-    if not self._lock.acquire(wait=False):
+    status = None
+    if self._process is not None:
+      status = self._process.poll()
+      if status is None:
+        return None
+    elif not self._lock.acquire(wait=False):
       return None
-    self._lock.release()
-    self.free_gpus()
-    return Ended(None)
+    else:
+      self._lock.release()
+    if self._gpus is not None:  # they are free again
+      self._free_gpus.append(self._gpus)
+      self._gpus = None
+    error = '' if status is None else explain(status, self._log, self._start)
+    return Ended(status, error)
 
   def stop(self) -> None:
     holder = self._holder()
-    # While the lock is held, its holder lives, so the process id is valid.
-    is_local = holder.get('host') == socket.gethostname()
-    if is_local and not self.is_stopping and self.poll() is None:
-      self.is_stopping = True
+    if self._is_stopping or self.poll() is not None:
+      return
+    if self._process is not None:
+      self._process.terminate()
+    elif holder.get('host') == socket.gethostname():
       os.kill(int(holder['pid']), signal.SIGTERM)
+    self._is_stopping = True
 
 
 def explain(status: int, log: pathlib.Path, start: int = 0) -> str:

@@ -5,29 +5,18 @@ from collections.abc import Sequence
 import dataclasses
 import math
 import re
+import typing
+from typing import Annotated
 from typing import Any
+from typing import Literal
 
 from absl import flags
 import ml_collections
 
 from vit_jax import cli
 from vit_jax import config as config_lib
+from vit_jax.config import options
 from vit_jax.config import UserError
-
-# Values of fields of a sweep.
-_CHOICES = {
-  'sampler': ('grid', 'random', 'tpe'),
-  'pruner': ('none', 'median', 'halving'),
-  'direction': ('maximize', 'minimize'),
-  'pick': ('last', 'best'),
-}
-# The least values of others.
-_LEAST = {
-  'trials': 1,
-  'prune_after_trials': 1,
-  'prune_after_steps': 0,
-  'sampler_seed': 0,
-}
 
 # Values of the keys of a space: {'optim.learning_rate': 3e-4}.
 Point = dict[str, Any]
@@ -47,15 +36,22 @@ class Choice:
 class Range:
   """A dimension of numbers from `low` to `high`, inclusive."""
 
+  kind: str  # the function that makes it: uniform, log_uniform or integers
   low: float
   high: float
-  log: bool = False  # uniform in the logarithm
-  is_integer: bool = False
+
+  @property
+  def log(self) -> bool:
+    """Whether it is uniform in the logarithm."""
+    return self.kind == 'log_uniform'
+
+  @property
+  def is_integer(self) -> bool:
+    """Whether it has integers alone."""
+    return self.kind == 'integers'
 
   def __str__(self) -> str:
-    kind = {(False, False): 'uniform', (True, False): 'log_uniform'}
-    name = kind.get((self.log, self.is_integer), 'integers')
-    return f'{name}({self.low!r}, {self.high!r})'
+    return f'{self.kind}({self.low!r}, {self.high!r})'
 
 
 Dimension = Choice | Range
@@ -68,17 +64,17 @@ def choice(*values: Any) -> Choice:
 
 def uniform(low: float, high: float) -> Range:
   """Returns a dimension of numbers, uniform between `low` and `high`."""
-  return Range(low, high)
+  return Range('uniform', low, high)
 
 
 def log_uniform(low: float, high: float) -> Range:
   """Returns a dimension of numbers, uniform in the logarithm."""
-  return Range(low, high, log=True)
+  return Range('log_uniform', low, high)
 
 
 def integers(low: int, high: int) -> Range:
   """Returns a dimension of integers from `low` to `high`, inclusive."""
-  return Range(low, high, is_integer=True)
+  return Range('integers', low, high)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,16 +105,16 @@ class Sweep:
   """
 
   space: Mapping[str, Dimension]
-  sampler: str = 'tpe'
-  trials: int | None = None
+  sampler: Literal['grid', 'random', 'tpe'] = 'tpe'
+  trials: Annotated[int | None, options.Interval('[1, inf)')] = None
   seeds: Sequence[int] = (0,)
   metric: str = 'val/accuracy'
-  direction: str = 'maximize'
-  pick: str = 'last'
-  pruner: str = 'none'
-  prune_after_trials: int = 5
-  prune_after_steps: int = 0
-  sampler_seed: int = 0
+  direction: Literal['maximize', 'minimize'] = 'maximize'
+  pick: Literal['last', 'best'] = 'last'
+  pruner: Literal['none', 'median', 'halving'] = 'none'
+  prune_after_trials: Annotated[int, options.Interval('[1, inf)')] = 5
+  prune_after_steps: Annotated[int, options.Interval('[0, inf)')] = 0
+  sampler_seed: Annotated[int, options.Interval('[0, inf)')] = 0
 
   def total(self) -> int:
     """Returns the number of trials."""
@@ -257,12 +253,13 @@ def _check_config(config: ml_collections.ConfigDict) -> None:
 
 
 def _check_fields(sweep: Sweep) -> None:
-  for name, allowed in _CHOICES.items():
-    if getattr(sweep, name) not in allowed:
-      raise UserError(
-        f'{name} is {getattr(sweep, name)!r}: choose one of'
-        f' {", ".join(allowed)}'
-      )
+  hints = typing.get_type_hints(Sweep, include_extras=True)
+  for field in dataclasses.fields(sweep):
+    try:
+      value = getattr(sweep, field.name)
+      options.converted(field.name, value, hints[field.name])
+    except ValueError as e:
+      raise UserError(str(e)) from None
   if not sweep.space and sweep.sampler != 'grid':
     raise UserError(
       'the space is empty: name keys to vary, as in'
@@ -279,11 +276,6 @@ def _check_fields(sweep: Sweep) -> None:
       f'trials is missing: say how many points {sweep.sampler} is to try, as in'
       ' trials=20 or --trials=20'
     )
-  for name, least in _LEAST.items():
-    value = getattr(sweep, name)
-    is_open = name == 'trials' and value is None
-    if not is_open and (type(value) is not int or value < least):
-      raise UserError(f'{name} is {value!r}: it must be at least {least}')
 
 
 def _check_dimension(key: str, dimension: Any, sampler: str) -> None:

@@ -30,26 +30,12 @@ from vit_jax.sweep import space as space_lib
 
 _STATES = optuna.trial.TrialState
 # Final states of a trial -> their names in Optuna.
-_STATE_OF = {
+_ENDS = {
   'complete': _STATES.COMPLETE,
   'pruned': _STATES.PRUNED,
   'failed': _STATES.FAIL,
 }
-_NAMES = {state: name for name, state in _STATE_OF.items()}
-
-
-@dataclasses.dataclass
-class Claim:
-  """A trial that this process has claimed."""
-
-  number: int  # number of the trial, from 0
-  point: space_lib.Point  # values of the keys of the space
-  path: pathlib.Path  # directory of the trial
-  reported: set[int]  # steps whose values were reported to Optuna
-  # Whether it was already to be pruned when its process was killed.
-  pruned: bool
-  trial: optuna.trial.Trial
-  lock: safe_io.Lock
+_NAMES = {state: name for name, state in _ENDS.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,25 +74,31 @@ class Study:
     self.lock = safe_io.Lock(workdir / '.sweep.lock')
     with self.lock:
       _compare(workdir, sweep, config)
-      self._study = _open(workdir / 'journal.jsonl', sweep)
+      self.optuna = _open(workdir / 'journal.jsonl', sweep)
 
-  def claim(self) -> Claim | None:
-    """Returns a trial to run: one that was left behind, or else a new one.
+  def claim(self) -> tuple[optuna.trial.Trial, safe_io.Lock] | None:
+    """Returns a trial to run and its lock: one left behind, or else a new one.
 
     None if there is neither: other processes run all remaining trials.
     """
     with self.lock:
-      trials = self._trials()
-      for trial in trials:
-        if trial.state == _STATES.RUNNING:
-          lock = self._lock_trial(trial.number)
-          if lock is not None:
-            return self._claim(trial.number, lock, trial)
-      if len(trials) >= self.total:
+      trials = self.trials()
+      for old in trials:
+        lock = None
+        if old.state == _STATES.RUNNING:
+          lock = self._lock_trial(old.number)
+        if lock is not None:
+          self.optuna.sampler = _sampler(self.sweep, old.number)
+          # It may lack a part of its point, which is drawn now.
+          trial = optuna.trial.Trial(self.optuna, old._trial_id)
+          return self._drawn(trial), lock
+      number = len(trials)
+      if number >= self.total:
         return None
-      lock = self._lock_trial(len(trials))
+      lock = self._lock_trial(number)
       assert lock is not None, 'a trial that did not begin is taken'
-      return self._claim(len(trials), lock, None)
+      self.optuna.sampler = _sampler(self.sweep, number)
+      return self._drawn(self.optuna.ask()), lock
 
   def _lock_trial(self, number: int) -> safe_io.Lock | None:
     folder = self.folder(number)
@@ -114,14 +106,8 @@ class Study:
     lock = safe_io.Lock(folder / '.lock')
     return lock if lock.acquire(wait=False) else None
 
-  def _claim(
-    self, number: int, lock: safe_io.Lock, old: optuna.trial.FrozenTrial | None
-  ) -> Claim:
-    self._study.sampler = _sampler(self.sweep, number)
-    if old is None:
-      trial = self._study.ask()
-    else:  # it may lack a part of its point: draw it now
-      trial = optuna.trial.Trial(self._study, old._trial_id)
+  def _drawn(self, trial: optuna.trial.Trial) -> optuna.trial.Trial:
+    """Returns a trial after its point is drawn."""
     for key, x in sorted(self.sweep.space.items()):
       if isinstance(x, space_lib.Choice):
         trial.suggest_categorical(key, _labels(x))
@@ -129,63 +115,44 @@ class Study:
         trial.suggest_int(key, int(x.low), int(x.high))
       else:
         trial.suggest_float(key, x.low, x.high, log=x.log)
-    self._study.sampler = optuna.samplers.RandomSampler()
-    return Claim(
-      number=trial.number,
-      point=_point(self.sweep.space, trial.params),
-      path=self.folder(trial.number),
-      reported=set(old.intermediate_values) if old else set(),
-      pruned=bool(old and old.user_attrs.get('pruned')),
-      trial=trial,
-      lock=lock,
-    )
+    self.optuna.sampler = optuna.samplers.RandomSampler()
+    return trial
+
+  def point(self, suggested: Mapping[str, Any]) -> space_lib.Point:
+    """Returns the values of the keys of the space for Optuna's labels."""
+    point = {}
+    for key, value in suggested.items():
+      dimension = self.sweep.space[key]
+      if isinstance(dimension, space_lib.Choice):
+        value = dimension.values[_labels(dimension).index(value)]
+      point[key] = value
+    return point
 
   def folder(self, number: int) -> pathlib.Path:
     """Returns the directory of a trial."""
     return self.workdir / 'trials' / f'{number:04d}'
 
-  def report(self, claim: Claim, step: int, value: float) -> None:
-    """Reports a value at a step; notes whether to prune in `claim.pruned`."""
-    claim.reported.add(step)
-    claim.trial.report(value, step)
-    claim.pruned = claim.trial.should_prune()
-    if claim.pruned:
-      claim.trial.set_user_attr('pruned', True)
-
-  def finish(
-    self,
-    claim: Claim,
-    state: str,
-    seeds: Mapping[int, float],
-    value: float | None = None,
-    error: str = '',
+  def end(
+    self, trial: optuna.trial.Trial, value: float | None, state: str
   ) -> None:
-    """Records how a trial ended, and releases it.
-
-    `state` is 'complete', 'pruned' or 'failed', `seeds` the value of each seed
-    that is done, and `value` the metric of a complete trial.
-    """
-    claim.trial.set_user_attr('seeds', {str(k): x for k, x in seeds.items()})
-    if error:
-      claim.trial.set_user_attr('error', error)
-    self._study.tell(claim.trial, value, _STATE_OF[state])
-    claim.lock.release()
+    """Records the value and the final state of a trial."""
+    self.optuna.tell(trial, value, _ENDS[state])
 
   def unfinished(self) -> int:
     """Returns the number of trials that have not ended."""
-    ended = sum(trial.state.is_finished() for trial in self._trials())
+    ended = sum(trial.state.is_finished() for trial in self.trials())
     return max(self.total - ended, 0)
 
   def rows(self) -> list[Row]:
     """Returns the state of each trial that has begun."""
     rows = []
-    for trial in self._trials():
+    for trial in self.trials():
       step = max(trial.intermediate_values, default=-1)
       newest = trial.intermediate_values.get(step)
       seeds = trial.user_attrs.get('seeds', {})
       row = Row(
         number=trial.number,
-        point=_point(self.sweep.space, trial.params),
+        point=self.point(trial.params),
         state=_NAMES.get(trial.state, 'unfinished'),
         step=step,
         value=newest if trial.value is None else trial.value,
@@ -195,8 +162,9 @@ class Study:
       rows.append(row)
     return rows
 
-  def _trials(self) -> list[optuna.trial.FrozenTrial]:
-    return self._study.get_trials(deepcopy=False)
+  def trials(self) -> list[optuna.trial.FrozenTrial]:
+    """Returns Optuna's records of all trials that have begun."""
+    return self.optuna.get_trials(deepcopy=False)
 
 
 def _compare(
@@ -299,19 +267,6 @@ def _labels(dimension: space_lib.Dimension) -> list[Any]:
   if isinstance(dimension, space_lib.Choice):
     return [space_lib.text(value) for value in values]
   return list(values)
-
-
-def _point(
-  space: Mapping[str, space_lib.Dimension], suggested: Mapping[str, Any]
-) -> space_lib.Point:
-  """Returns the values for Optuna's labels."""
-  point = {}
-  for key, value in suggested.items():
-    dimension = space[key]
-    if isinstance(dimension, space_lib.Choice):
-      value = dimension.values[_labels(dimension).index(value)]
-    point[key] = value
-  return point
 
 
 class _JournalLock(safe_io.Lock):

@@ -17,6 +17,8 @@ from vit_jax.sweep import runs
 from vit_jax.sweep import space as space_lib
 
 if typing.TYPE_CHECKING:
+  import optuna
+
   from vit_jax.sweep import study as study_lib
 
 
@@ -93,24 +95,30 @@ class Trial:
 
   def __init__(
     self,
-    claim: 'study_lib.Claim',
     study: 'study_lib.Study',
+    trial: 'optuna.trial.Trial',
+    lock: safe_io.Lock,
     config_flags: Sequence[str],
   ):
-    self.claim = claim
+    self.number = trial.number  # from 0
+    self.point = study.point(trial.params)  # values of the keys of the space
     self.error = ''  # why it failed
-    self._study = study
-    self._flags = [*config_flags, *space_lib.point_flags(claim.point)]
+    self._study, self._trial, self._lock = study, trial, lock
+    # Steps whose values Optuna knows.
+    self._reported = {*study.trials()[trial.number].intermediate_values}
+    # Perhaps it was to be pruned when its process was killed.
+    self._pruned = bool(trial.user_attrs.get('pruned'))
+    self._flags = [*config_flags, *space_lib.point_flags(self.point)]
+    path, metric = study.folder(trial.number), study.sweep.metric
     self._seeds = [
-      Seed(number, claim.path / f'seed{number}', study.sweep.metric)
-      for number in study.sweep.seeds
+      Seed(seed, path / f'seed{seed}', metric) for seed in study.sweep.seeds
     ]
 
   def __str__(self) -> str:
     begun = any(seed.step or seed.done for seed in self._seeds)
     continues = ' goes on' if begun else ''
-    point = space_lib.show(self.claim.point)
-    return f'trial {self.claim.number}{continues}: {point}'
+    point = space_lib.show(self.point)
+    return f'trial {self.number}{continues}: {point}'
 
   def refusal(self) -> str:
     """Returns why no run made its folder, as of a wrong config; '': one did."""
@@ -127,7 +135,7 @@ class Trial:
 
   def waiting(self) -> Seed | None:
     """Returns the next run to start, or None."""
-    if self.error or self.claim.pruned:
+    if self.error or self._pruned:
       return None
     return next((seed for seed in self._seeds if not seed.started()), None)
 
@@ -157,28 +165,37 @@ class Trial:
         continue
       seed.run, seed.done = None, seed.has_ended()
       is_refused = ended.status is not None and not seed.done
-      if is_refused and not (stopping or self.claim.pruned or self.error):
+      if is_refused and not (stopping or self._pruned or self.error):
         error = ended.error or f'it ended with status {ended.status}, undone'
         self.error = f'seed {seed.number}: {error}'
     # The steps that all started runs have reached.
     started = [seed.values for seed in self._seeds if seed.started()]
     steps = set.intersection(*map(set, started)) if started else set()
-    for step in sorted(steps - self.claim.reported):
-      if self.error or self.claim.pruned:
+    for step in sorted(steps - self._reported):
+      if self.error or self._pruned:
         break
       value = statistics.fmean(values[step] for values in started)
-      self._study.report(self.claim, step, value)
+      self._reported.add(step)
+      self._trial.report(value, step)
+      self._pruned = self._trial.should_prune()
+      if self._pruned:
+        self._trial.set_user_attr('pruned', True)
     if all(seed.done for seed in self._seeds):
       self._finish('complete')
       return True
-    if self.error or self.claim.pruned:
+    if self.error or self._pruned:
       self.stop()
       if not self.running():
         self._finish('failed' if self.error else 'pruned')
         return True
     return False
 
+  def release(self) -> None:
+    """Lets other processes go on with it."""
+    self._lock.release()
+
   def _finish(self, state: str) -> None:
+    """Records that it is 'complete', 'pruned' or 'failed'."""
     results, sweep, value = {}, self._study.sweep, None
     try:
       done = [seed for seed in self._seeds if seed.done]
@@ -190,14 +207,19 @@ class Trial:
       if not math.isfinite(value):
         state, value = 'failed', None
         self.error = f'{sweep.metric} is not finite'
-    self._study.finish(self.claim, state, results, value, self.error)
-    name, seeds = f'trial {self.claim.number}', ''
+    stored = {str(number): x for number, x in results.items()}
+    self._trial.set_user_attr('seeds', stored)
+    if self.error:
+      self._trial.set_user_attr('error', self.error)
+    self._study.end(self._trial, value, state)
+    self.release()
+    name, seeds = f'trial {self.number}', ''
     if state == 'failed':
       logging.info('%s failed: %s', name, self.error)
     elif state == 'pruned':
       if results:
         seeds = f', after {len(results)} of {len(self._seeds)} seeds'
-      step = max(self.claim.reported)
+      step = max(self._reported)
       logging.info('%s pruned at step %d%s', name, step, seeds)
     else:
       mean, half = intervals.mean_interval(list(results.values()))
