@@ -370,20 +370,6 @@ def test_formats_without_the_family_or_feature(tmp_path):
   assert 'no.npz' in text
 
 
-def test_command_lines_that_cannot_work(tmp_path):
-  source, to = GOLDEN / 'google' / 'mixer.npz', '--to=timm'
-  assert '1 paths are given: name two' in message(source, to)
-  assert '--to is missing: choose one' in message(source, tmp_path / 'x')
-  assert 'google|timm|huggingface' in message(
-    source, tmp_path / 'x', '--to=onnx'
-  )
-  text = message(source, tmp_path / 'x.npz', to)
-  assert '--to=timm writes a directory or a .safetensors file' in text
-  text = message(source, tmp_path / 'x.npz', '--to=vit_jax')
-  assert '--to=vit_jax writes a directory; name one' in text
-  assert not list(tmp_path.iterdir())
-
-
 def test_nothing_is_overwritten(tmp_path):
   source = GOLDEN / 'google' / 'mixer.npz'
   (tmp_path / 'full').mkdir()

@@ -19,31 +19,8 @@ from vit_jax.evaluation import calibration
 from vit_jax.evaluation import intervals
 from vit_jax.evaluation import predictions as predictions_lib
 from vit_jax.evaluation import report
-from vit_jax.train import loop
 
 SPLIT = '--split=train[80%:]'  # what configs/digits.py evaluates on
-
-
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-  return stand_in.write_folder(
-    tmp_path_factory.mktemp('data') / 'images', train=4, val=5
-  )
-
-
-@pytest.fixture(scope='module')
-def folder_run(folder, tmp_path_factory):
-  """A run on images of differing size, of three classes."""
-  config = stand_in.config(
-    folder,
-    data__image_size=16,
-    train__batch_size=4,
-    train__duration='1 steps',
-    optim__warmup='0 steps',
-  )
-  path = tmp_path_factory.mktemp('runs') / 'folder'
-  assert loop.run(config, str(path)).status == 0
-  return path
 
 
 def run(capsys, *args):
@@ -79,13 +56,13 @@ def test_the_numbers_are_those_of_the_run(digits_run, capsys):
   assert found['accuracy'] <= found['top_k_accuracy'] <= 1
 
 
-def test_predictions_of_a_folder(folder, folder_run, tmp_path, capsys):
+def test_predictions_of_a_folder(class_folder, folder_run, tmp_path, capsys):
   """The rows name the files; a class that is not first has its own label."""
   path = tmp_path / 'answers.csv'
   found = run(
     capsys,
     f'--from={folder_run}',
-    f'--data=folder:{folder}',
+    f'--data=folder:{class_folder}',
     '--split=val[20%:]+train[:3]',
     '--batch_size=4',
     f'--predictions={path}',
@@ -123,14 +100,14 @@ def test_predictions_of_a_folder(folder, folder_run, tmp_path, capsys):
   [('', ('bee',)), ('test', ('cow', 'ant')), ('val', ('cow',))],
 )
 def test_some_of_the_classes(
-  folder, folder_run, tmp_path, capsys, split, names
+  class_folder, folder_run, tmp_path, capsys, split, names
 ):
   """As of these rows of all classes; the only split needs no flag."""
   for name in names:
     target = tmp_path / 'some' / split / name
-    shutil.copytree(folder / 'val' / name, target)
+    shutil.copytree(class_folder / 'val' / name, target)
   paths = tmp_path / 'all.csv', tmp_path / 'some.csv'
-  data_of = f'folder:{folder}', f'folder:{tmp_path}/some'
+  data_of = f'folder:{class_folder}', f'folder:{tmp_path}/some'
   flags_of = ['--split=val'], [f'--split={split}'] * bool(split)
   rows = []
   for path, name, split_flags in zip(paths, data_of, flags_of, strict=True):
@@ -150,10 +127,12 @@ def test_some_of_the_classes(
   assert summary['accuracy'] == pytest.approx(correct / summary['examples'])
 
 
-def test_classes_that_the_model_lacks_are_named(folder, folder_run, tmp_path):
-  shutil.copytree(folder / 'val' / 'ant', tmp_path / 'test' / 'ant')
+def test_classes_that_the_model_lacks_are_named(
+  class_folder, folder_run, tmp_path
+):
+  shutil.copytree(class_folder / 'val' / 'ant', tmp_path / 'test' / 'ant')
   for name in ('elk', 'fox'):
-    shutil.copytree(folder / 'val' / 'bee', tmp_path / 'test' / name)
+    shutil.copytree(class_folder / 'val' / 'bee', tmp_path / 'test' / name)
   args = f'--from={folder_run}', f'--data=folder:{tmp_path}'
   text = commands.mistake(evaluate, *args, has_config=False)
   assert 'of the data alone are elk, fox; of the model are ant, bee' in text
@@ -166,9 +145,9 @@ def test_names_that_unicode_composes_otherwise():
 
 
 def test_the_same_classes_in_another_order(
-  folder, folder_run, tmp_path, capsys
+  class_folder, folder_run, tmp_path, capsys
 ):
-  args = f'--data=folder:{folder}', '--split=val'
+  args = f'--data=folder:{class_folder}', '--split=val'
   before = run(capsys, f'--from={folder_run}', *args)
   other = tmp_path / 'run'
   shutil.copytree(folder_run, other)
@@ -219,7 +198,7 @@ def test_parquet(digits_run, tmp_path, capsys):
   assert table['top'] == [json.loads(x['top']) for x in rows]
 
 
-def test_the_table(digits_run, folder_run, folder, capsys):
+def test_the_table(digits_run, folder_run, class_folder, capsys):
   args = f'--from={digits_run}', '--data=digits', '--split=train[:50]'
   assert commands.run(evaluate, *args) == 0
   lines = capsys.readouterr().out.splitlines()
@@ -287,37 +266,9 @@ def test_wilson():
   assert intervals.wilson(0, 0) == (0, 1)
 
 
-def test_mistakes_get_one_line(
-  digits_run, folder_run, tmp_path, monkeypatch, capsys
-):
-  def message(*args):
-    return commands.mistake(evaluate, *args, has_config=False)
-
-  source, digits = f'--from={digits_run}', '--data=digits'
-  assert '--data is missing' in message(source, SPLIT)
-  assert '--split is missing' in message(source, digits)
-  assert '--from is missing' in message(digits, SPLIT)
-  assert "unexpected argument 'x'" in message(source, digits, SPLIT, 'x')
-  assert "--split: digits has no split 'test'" in message(
-    source, digits, '--split=test'
-  )
-  assert '--split' in message(source, digits, '--split=train[x]')
-  assert '--data: there is no folder' in message(
-    source, '--data=folder:/none', SPLIT
-  )
-  assert '--data' in message(source, '--data=a b', SPLIT)
-  wrong = message(f'--from={folder_run}', digits, SPLIT)
-  assert 'of the data alone are 0, 1, 2' in wrong and 'ant, bee, cow' in wrong
-  args = source, digits, SPLIT
-  assert '.csv or .parquet' in message(*args, '--predictions=a.txt')
-  assert 'no folder' in message(*args, f'--predictions={tmp_path}/x/a.csv')
-  monkeypatch.setattr(importlib.util, 'find_spec', lambda _: None)
-  assert 'pip install pyarrow' in message(*args, '--predictions=a.parquet')
-
-
-def test_a_damaged_image_is_named(folder, folder_run, tmp_path, capsys):
+def test_a_damaged_image_is_named(class_folder, folder_run, tmp_path, capsys):
   root = tmp_path / 'images'
-  shutil.copytree(folder, root)
+  shutil.copytree(class_folder, root)
   (root / 'val' / 'bee' / '0.png').write_bytes(b'damaged')
   with pytest.raises(UserError, match=r'bee/0\.png is damaged'):
     run(capsys, f'--from={folder_run}', f'--data=folder:{root}', '--split=val')
@@ -384,7 +335,7 @@ def test_few_shots_and_a_linear_probe(digits_run, capsys):
 
 
 def test_a_probe_asks_for_no_head_and_no_class_names(
-  folder, digits_run, tmp_path, capsys
+  class_folder, digits_run, tmp_path, capsys
 ):
   """Of images in other classes than the model's."""
   grey = tmp_path / 'images'
@@ -402,35 +353,3 @@ def test_a_probe_asks_for_no_head_and_no_class_names(
   )
   assert found['examples'] == 12 and found['train_examples'] == 18
   assert 0 <= found['few_shot_6_accuracy'] <= 1
-
-
-def test_mistakes_with_probes(digits_run, tmp_path):
-  def message(*args):
-    given = f'--from={digits_run}', '--data=digits', SPLIT, *args
-    return commands.mistake(evaluate, *given, has_config=False)
-
-  assert '--train_split is missing' in message('--probe=knn')
-  assert '--train_split is for --probe' in message(TRAIN_SPLIT)
-  assert '--k is for --probe=knn' in message('--k=3')
-  assert '--features is for --probe' in message('--features=tokens')
-  knn, few = '--probe=knn', '--probe=few_shot'
-  assert '--shots is for --probe=few_shot' in message(
-    knn, TRAIN_SPLIT, '--shots=1'
-  )
-  predictions = f'--predictions={tmp_path}/a.csv'
-  assert '--predictions is for' in message(knn, TRAIN_SPLIT, predictions)
-  assert '--same_order is for' in message(knn, TRAIN_SPLIT, '--same_order')
-  for shots in ('', '1,1', '0', '1,x', '1.5'):
-    assert '--shots=' in message(few, TRAIN_SPLIT, f'--shots={shots}')
-  assert "--train_split: digits has no split 'test'" in message(
-    knn, '--train_split=test'
-  )
-  assert "'train[80%:]' shares 7 images with 'train[:1445]'" in message(
-    knn, '--train_split=train[:1445]'
-  )
-  assert 'fewer than the 20 neighbours' in message(
-    knn, '--train_split=train[:10]'
-  )
-  assert 'few_shot draws 25 of each' in message(
-    few, '--train_split=train[:200]'
-  )

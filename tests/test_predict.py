@@ -1,7 +1,6 @@
 """`vit_jax.predict`: which images it finds, its answers, what is damaged."""
 
 import csv
-import functools
 import io
 import json
 import os
@@ -205,30 +204,6 @@ def test_one_shape_for_all_batches_and_few_images_ahead():
   assert {x['image'].shape for _, x in [(0, first), *rest]} == {(4, 2, 2, 1)}
   np.testing.assert_array_equal(rest[-1][1]['image'][:, 0, 0, 0], [29, 0, 0, 0])
   assert sum(counts) == 30
-
-
-def test_mistakes_get_one_line(digits_run, images, tmp_path):
-  message = functools.partial(commands.mistake, predict)
-  source, image = f'--from={digits_run}', images / 'b.png'
-  assert '--from is missing' in message(image)
-  assert 'there are no images' in message(source)
-  assert 'there are no images' in message(source, tmp_path)
-  pattern = f'{tmp_path}/*.png'
-  assert f'no file matches the pattern {pattern}' in message(source, pattern)
-  assert 'top' in message(source, image, '--top=0')
-  wrong = message(source, image, '--fromat=csv')
-  assert 'no flag --fromat: did you mean --format?' in wrong
-  assert 'write --model.KEY=VALUE' in message(source, image, '--model.depth')
-  assert 'image_size=9by9' in message(source, image, '--image_size=9by9')
-  wrong = message(source, image, '--model.sheep=3')
-  assert "a ViT has no field 'sheep'" in wrong and 'num_heads' in wrong
-  wrong = message(source, image, '--model.num_heads=three')
-  assert "num_heads is 'three'" in wrong
-  assert str(tmp_path) in message(f'--from={tmp_path}', image)
-  for flag in ('--overlap=0.5', '--flip', '--output=maps'):
-    assert 'is for models of segmentation' in message(source, image, flag)
-  for flag in ('--temperature=0.5', '--seed=1'):
-    assert 'no effect without --sample' in message(source, image, flag)
 
 
 def test_the_command_itself(digits_run, images, tmp_path):

@@ -6,7 +6,6 @@ import commands
 import pytest
 
 from vit_jax import evaluate
-from vit_jax.config import UserError
 from vit_jax.evaluation import variants
 
 SPLIT = '--split=train[80%:]'
@@ -78,39 +77,6 @@ def test_kernels_in_int8_are_one_more_row(digits_run, capsys):
 )
 def test_the_knee_is_farthest_above_the_line(speed, quality, expected):
   assert variants.knee(speed, quality) == expected
-
-
-@pytest.mark.parametrize(
-  ('flags', 'error'),
-  [
-    (['--merge=a'], 'write numbers of tokens'),
-    (['--quantize=none,int4'], 'choose none or int8'),
-    (['--quantize=int8,int8'], 'write each value once'),
-    (['--model.quantize=int8'], 'evaluate and predict have --quantize'),
-    (['--patch_size=4,4'], 'write each value once'),
-    (['--image_size=8,x'], '--image_size=x'),
-    (['--plot=a.png'], 'of several variants'),
-    (['--merge=0,1', '--plot=a.gif'], 'its name must end in .png'),
-    (['--merge=0,1', '--predictions=a.csv'], 'is for one size'),
-    (['--patch_size=3'], 'do not divide'),
-  ],
-)
-def test_what_cannot_be_measured_is_refused(digits_run, flags, error, capsys):
-  with pytest.raises(UserError, match=error):
-    run(capsys, f'--from={digits_run}', *flags)
-
-
-def test_only_an_accuracy_is_drawn(tmp_path, digits_run, capsys):
-  shots = ['--probe=few_shot', '--shots=1', '--train_split=train[:50%]']
-  curve = f'--plot={tmp_path}/curve.png'
-  with pytest.raises(UserError, match='the accuracy, which is not measured'):
-    run(capsys, f'--from={digits_run}', *shots, '--merge=0,1', curve)
-
-
-def test_probes_of_layers_see_no_merged_tokens(digits_run, capsys):
-  knn = ['--probe=knn', '--features=layers', '--train_split=train[:50%]']
-  with pytest.raises(UserError, match='a ViT that merges tokens: choose'):
-    run(capsys, f'--from={digits_run}', *knn, '--merge=0,1')
 
 
 def test_an_accuracy_may_have_no_interval(tmp_path):

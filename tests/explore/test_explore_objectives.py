@@ -7,6 +7,7 @@ import pathlib
 import commands
 import jax
 import jax.numpy as jnp
+import methods
 import numpy as np
 import planted
 import pytest
@@ -30,47 +31,11 @@ from vit_jax.plots import tiles
 from vit_jax.runs import restoring
 from vit_jax.train import loop
 
-RUN = {
-  'train__duration': '2 steps',
-  'evals__val__split': '',
-  'optim__warmup': '0 steps',
-}
-PATCHES = {'model__name': 'ViT-Ti/2', 'model__pool': 'token'}
-MASKED = PATCHES | {'model__mask_token': True}
-HEADS = {
-  'local_crops': 0,
-  'prototypes': 16,
-  'head_hidden': 8,
-  'bottleneck': 4,
-}
-METHODS = {
-  'mae': (
-    PATCHES,
-    {'decoder_width': 8, 'decoder_depth': 1, 'decoder_heads': 2},
-  ),
-  'beit': (MASKED, {'tokens': 24, 'masked': 6, 'block_least': 2}),
-  'dinov2': (MASKED | {'train__ema_decay': 0.0}, HEADS),
-  'tokenizer': (PATCHES, {'tokens': 24, 'decoder_depth': 1}),
-}
-IGPT = {
-  'model__name': 'iGPT-S(colours=4)',
-  'model__pool': None,  # a ViT's
-  'data__image_size': 4,
-}
 
-
-def run(path, method, overrides, options):
-  config = tiny.config(objective__name=method, **RUN, **overrides)
-  config.objective.options.update(options)
-  assert loop.run(config, str(path)).status == 0
-  return path
-
-
-@pytest.fixture(scope='module', params=METHODS)
-def finished(request, tmp_path_factory):
+@pytest.fixture(params=['mae', 'beit', 'dinov2', 'tokenizer'])
+def finished(request, method_run):
   """A method, and the work directory of its run."""
-  path = tmp_path_factory.mktemp('method') / 'run'
-  return request.param, run(path, request.param, *METHODS[request.param])
+  return request.param, method_run(request.param)
 
 
 def digits(vit, count=3):
@@ -200,14 +165,18 @@ def test_the_report_of_a_run(finished, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_beit_of_a_trained_tokenizer(tmp_path):
-  tokenizer = run(tmp_path / 't', 'tokenizer', *METHODS['tokenizer'])
-  overrides, options = METHODS['beit']
-  overrides = overrides | {'data__mean': (0.1,), 'data__std': (0.3,)}
-  path = run(
-    tmp_path / 'run', 'beit', overrides, options | {'tokenizer': str(tokenizer)}
+def test_beit_of_a_trained_tokenizer(method_run, tmp_path):
+  tokenizer = method_run('tokenizer')
+  config = methods.config(
+    'beit',
+    {'tokenizer': str(tokenizer)},
+    data__mean=(0.1,),
+    data__std=(0.3,),
+    train__duration='1 steps',
+    optim__warmup='0 steps',
   )
-  _, _, _, images, found = columns_of(path)
+  assert loop.run(config, str(tmp_path)).status == 0
+  _, _, _, images, found = columns_of(tmp_path)
   its = columns_of(tokenizer)
   # Both see the same pixels, and so draw the same, each in its own scale.
   pixels = images * 0.3 + 0.1
@@ -221,7 +190,7 @@ def test_beit_of_a_trained_tokenizer(tmp_path):
   )
 
 
-def test_why_there_is_no_picture_of_a_method(digits_run, tmp_path, capsys):
+def test_why_there_is_no_picture_of_a_method(digits_run, method_run):
   def reason(vit):
     images = examples_lib.Images(('a',), ('',), digits(vit, 1), [None], 1)
     options = subject_lib.Options((0, 0), (0,), (), None, same_order=False)
@@ -233,14 +202,13 @@ def test_why_there_is_no_picture_of_a_method(digits_run, tmp_path, capsys):
   vit = vit_jax.load(digits_run)
   assert 'classification, has no pictures' in reason(vit)
   assert 'is of a file' in reason(dataclasses.replace(vit, trained_with=None))
-  path = run(tmp_path / 'run', 'mae', *METHODS['mae'])
-  larger = vit_jax.load(path, image_size=12)
+  larger = vit_jax.load(method_run('mae'), image_size=12)
   assert 'leave --image_size' in reason(larger)
 
 
 @pytest.mark.slow
-def test_an_igpt_draws_and_completes(tmp_path, capsys):
-  path = run(tmp_path / 'run', 'igpt', IGPT, {})
+def test_an_igpt_draws_and_completes(method_run, tmp_path, capsys):
+  path = method_run('igpt')
   names = 'attention,segments,relevance,neighbors,objective,samples,completions'
   page = explored(
     capsys,

@@ -110,31 +110,3 @@ def test_filters_of_a_stem_are_standardised():
     assert np.corrcoef(found[5].ravel(), kernel.ravel())[0, 1] > 0.9999
     with pytest.raises(UserError, match='the filters of its stem'):
       explore.embedding_filters(vit)
-
-
-@pytest.mark.parametrize(
-  ('model', 'call', 'message'),
-  [
-    (
-      planted.tiny_mixer(),
-      explore.position_similarity,
-      'Mixer has no position',
-    ),
-    (planted.tiny_bit(), explore.position_similarity, 'BiT has no position'),
-    (
-      planted.tiny(positions='none'),
-      explore.position_similarity,
-      'ViT has no position',
-    ),
-    (planted.tiny(), explore.stem_filters, 'no stem of convolutions'),
-    (
-      planted.tiny(),
-      lambda vit: explore.position_similarity(vit, 9),
-      'do not divide into patches',
-    ),
-  ],
-)
-def test_mistakes_are_one_line(model, call, message):
-  with pytest.raises(UserError, match=message) as error:
-    call(planted.loaded(model))
-  assert '\n' not in str(error.value)

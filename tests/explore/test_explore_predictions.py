@@ -89,22 +89,6 @@ def test_embeddings_of_one_number_have_a_map():
   assert not found[:, 1].any()
 
 
-@pytest.mark.parametrize(
-  ('embeddings', 'method', 'message'),
-  [
-    (np.ones((8, 4)), 'pca', 'all embeddings are equal'),
-    (np.full((8, 4), np.nan), 'pca', 'not finite'),
-    (np.eye(4), 'tsne', 'at least 5'),
-    (np.ones(9), 'pca', r'the shape \(9,\)'),
-    (np.eye(8), 'umap', "choose 'pca' or 'tsne'"),
-  ],
-)
-def test_mistakes_are_one_line(embeddings, method, message):
-  with pytest.raises(UserError, match=message) as error:
-    explore.embedding_map(embeddings, method)
-  assert '\n' not in str(error.value)
-
-
 def test_patches_are_in_the_order_of_reading():
   vit = planted.loaded(planted.tiny())
   found = explore.image_patches(vit, planted.with_bright_patches((0, 3)))

@@ -5,7 +5,6 @@ import planted
 import pytest
 
 from vit_jax import explore
-from vit_jax.config import UserError
 from vit_jax.explore import examples as examples_lib
 from vit_jax.explore import similarity
 from vit_jax.explore import subject as subject_lib
@@ -135,33 +134,3 @@ def test_what_a_layer_lacks_cannot_be_decoded():
     x[:, :100], labels[:100], x[:, 100:], labels[100:]
   )
   assert 0.3 < found[0] < 0.7 and found[1] == 1
-
-
-@pytest.mark.parametrize(
-  ('call', 'message'),
-  [
-    (lambda v, x: explore.layer_cka(v, x[:3]), 'give at least 4'),
-    (
-      lambda v, x: explore.layer_cka(v, x, planted.loaded(planted.tiny_bit())),
-      'no tokens',
-    ),
-    (
-      lambda v, x: explore.layer_decodability(v, x, [0, 1], x, [0] * 5),
-      r'there are 5 images, and labels of shape \(2,\)',
-    ),
-    (
-      lambda v, x: explore.layer_decodability(v, x, [0] * 5, x, [0] * 5),
-      'all labels are equal',
-    ),
-    (
-      lambda v, x: explore.layer_decodability(
-        v, x * np.nan, range(5), x, range(5)
-      ),
-      'not finite',
-    ),
-  ],
-)
-def test_mistakes_are_one_line(call, message):
-  with pytest.raises(UserError, match=message) as error:
-    call(planted.loaded(planted.tiny()), planted.images())
-  assert '\n' not in str(error.value)

@@ -5,7 +5,6 @@ import planted
 import pytest
 
 from vit_jax import explore
-from vit_jax.config import UserError
 from vit_jax.explore import tokens as tokens_lib
 from vit_jax.weights import features
 
@@ -163,53 +162,3 @@ def test_colours_of_a_model():
   red = explore.token_pca(vit, image)[0, ..., 0]
   assert len(set(red[bright].round(3)) | set(red[~bright].round(3))) == 2
   assert abs(red[bright].mean() - red[~bright].mean()) > 0.99
-
-
-def test_scanned_layers_give_the_same_pictures():
-  for vit in (
-    planted.loaded(planted.tiny()),
-    planted.loaded(planted.tiny_mixer()),
-  ):
-    twin, images = planted.scanned(vit), planted.images()
-    for call in (
-      explore.token_norms,
-      explore.token_pca,
-      lambda vit, x: explore.patch_similarity(vit, x, (0, 3)),
-    ):
-      np.testing.assert_allclose(
-        call(twin, images), call(vit, images), atol=1e-3
-      )
-
-
-@pytest.mark.parametrize(
-  ('model', 'call', 'message'),
-  [
-    (planted.tiny_bit(), explore.token_norms, 'no tokens'),
-    (planted.tiny_bit(), explore.token_pca, 'no tokens'),
-    (planted.tiny_bit(), explore.patch_foreground, 'no tokens'),
-    (
-      planted.tiny_bit(),
-      lambda vit, x: explore.patch_similarity(vit, x, (0, 0)),
-      'no tokens',
-    ),
-    (
-      planted.tiny(),
-      lambda vit, x: explore.patch_similarity(vit, x, (0, 0), layer=-4),
-      'no layer -4',
-    ),
-    (
-      planted.tiny_mixer(),
-      lambda vit, x: explore.patch_similarity(vit, x, (2, 0)),
-      'rows are 0 to 1',
-    ),
-    (
-      planted.tiny(),
-      lambda vit, x: explore.token_pca(vit, x, layer=3),
-      'no layer 3',
-    ),
-  ],
-)
-def test_mistakes_are_one_line(model, call, message):
-  with pytest.raises(UserError, match=message) as error:
-    call(planted.loaded(model), planted.images())
-  assert '\n' not in str(error.value)

@@ -1,5 +1,6 @@
 """Images and captions: two towers, on any mesh, accumulated, one locked."""
 
+import functools
 import json
 import shutil
 
@@ -27,63 +28,12 @@ from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 
-RUN = {
-  'objective__name': 'contrastive',
-  'data__split': 'train[:200]',
-  'data__captions': 'templates:a {}.|the number {}.|{} as an image.',
-  'data__tokenizer': 'words',
-  'data__text_length': 12,
-  'train__duration': '8 steps',
-  'evals__val__split': '',
-  'checkpoint__best': 'zero/accuracy',
-}
-OPTIONS = {
-  'dim': 8,
-  'text_width': 16,
-  'text_depth': 1,
-  'text_heads': 2,
-}
-MIXER = {
-  'model__name': 'Mixer-S/4',
-  'model__num_heads': None,
-  'model__pool': None,
-}
-# Neither depends on the rounding of values whose gradient is zero.
-SGD = {'optim__name': 'sgd'}
-
-
-def config_of(options=(), **overrides):
-  given = RUN | {'checkpoint__best': ''} | overrides
-  result = tiny.config(OPTIONS | dict(options), **given)
-  for kind, name in (('zero_shot', 'zero'), ('retrieval', 'found')):
-    result.evals[name] = vit_jax.config.evaluation(
-      kind=kind, split='train[200:230]', every='4 steps'
-    )
-  result.evals.zero.kind = "zero_shot(templates='a {}.|one {}.')"
-  result.checkpoint.best = 'zero/accuracy'
-  return result
-
-
-finished = methods.finished(lambda: config_of(**SGD))
-
-
-@pytest.mark.slow
-def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
-  methods.assert_resumes_to_the_bit(
-    config_of(**SGD), finished, tmp_path / 'run'
-  )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('how', methods.LAYOUTS)
-def test_the_same_on_devices_and_accumulated(how, finished):
-  """Microbatches see the other pairs of the global batch, too."""
-  config = config_of(**SGD, **methods.LAYOUTS[how])
-  methods.assert_same_result(config, finished)
+make_config = functools.partial(methods.config, 'contrastive')
+finished = methods.finished('contrastive')
 
 
 def _gradient(options=(), **overrides):
-  config = config_of(options, **overrides)
+  config = make_config(options, **overrides)
   objective = experiment_lib.build(config).program.objective
   params = jax.jit(objective.init)(jax.random.key(0))
   rng = np.random.default_rng(0)
@@ -133,8 +83,8 @@ def test_a_limited_temperature():
 def test_evaluations_of_a_run(finished):
   last = [x for x in tiny.metrics(finished) if 'zero/accuracy' in x][-1]
   assert 0 <= last['zero/accuracy'] <= last['zero/top5_accuracy'] <= 1
-  assert last['zero/examples'] == last['found/examples'] == 30
-  recalls = [last[f'found/image_to_text@{k}'] for k in (1, 5, 10)]
+  assert last['zero/examples'] == last['pairs/examples'] == 30
+  recalls = [last[f'pairs/image_to_text@{k}'] for k in (1, 5, 10)]
   assert sorted(recalls) == recalls
   assert recalls[-1] == 1  # there are ten captions
 
@@ -157,7 +107,7 @@ def test_the_image_tower_is_a_trunk(finished):
 @pytest.mark.parametrize('locked', ['image', 'text'])
 def test_a_locked_tower(locked, finished, tmp_path):
   """It keeps its parameters, and the optimizer has no state for it."""
-  config = config_of({'locked': locked}, init_from__path=str(finished))
+  config = make_config({'locked': locked}, init_from__path=str(finished))
   before = experiment_lib.build(config).init()
   assert locked in before.params
   names = [
@@ -179,7 +129,7 @@ def test_the_backward_pass_of_a_locked_tower_is_left_out(finished):
   """As the FLOP of the compiled step say."""
 
   def flops(locked):
-    config = config_of(
+    config = make_config(
       {'locked': locked}, init_from__path=str(finished), model__depth=8
     )
     program = experiment_lib.build(config, resumes=True).program
@@ -192,7 +142,7 @@ def test_the_end_of_a_text_is_read_also_where_it_is_cut():
   found = []
   for pool in ('end', 'largest'):
     e = experiment_lib.build(
-      config_of({'text_pool': pool}, data__text_length=4)
+      make_config({'text_pool': pool}, data__text_length=4)
     )
     objective, params = e.program.objective, e.init().params
     tokens = objective.text.encode_all(['a 1', 'the number 1.'], 'texts')
@@ -201,47 +151,10 @@ def test_the_end_of_a_text_is_read_also_where_it_is_cut():
   np.testing.assert_array_equal(*found)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  ('options', 'overrides', 'message'),
-  [
-    ({'loss': 'hinge'}, {}, "options.loss is 'hinge'"),
-    ({'locked': 'both'}, {}, "options.locked is 'both'"),
-    ({'locked': 'image'}, {}, 'this tower starts at random'),
-    ({'text_heads': 3}, {}, 'text_heads is 3.*text_width, 16'),
-    ({'parts': 3}, {}, 'parts is 3.*batch_size, 16'),
-    ({}, {'data__tokenizer': ''}, "tokenizer is ''"),
-    ({}, {'data__tokenizer': 'sentencepiece'}, "text_pool is 'largest'"),
-    (
-      {'text_pool': 'end'},
-      {'data__tokenizer': 'wordpiece'},
-      'none ends a text',
-    ),
-    ({}, {'data__tokenizer': 'clap:x'}, "tokenizer is 'clap:x'"),
-    ({}, {'data__captions': ''}, 'digits has no captions'),
-    ({}, {'data__captions': 'templates:no place|b {}'}, 'must have {} once'),
-    ({}, {'data__captions': 'a {}'}, "write 'templates:"),
-    ({}, {'data__class_names': '/nowhere'}, '/nowhere cannot be read'),
-    (
-      {},
-      {'data__text_length': 2, 'data__text_too_long': 'refuse'},
-      'tokens, and the text tower 2',
-    ),
-    ({}, MIXER, 'is a ViT'),
-    ({}, {'augment__mixup': 0.2}, 'not the text of digits'),
-    ({}, {'optim__sam': 'sam(rho=0.1, groups=2)'}, 'whole batch'),
-  ],
-)
-def test_mistakes_get_one_line(options, overrides, message, tmp_path):
-  config = config_of(options, **overrides)
-  with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
-    loop.run(config, str(tmp_path / 'run'))
-
-
 def test_the_command_measures_a_run(finished, capsys):
   """With prompts of its own, and as in training."""
   args = (f'--from={finished}', '--data=digits', '--split=train[200:230]')
-  args += ('--format=json', '--step=8')
+  args += '--format=json'
   found = []
   for probe in (
     ('--probe=zero_shot', '--templates=a {}.|one {}.'),
@@ -251,7 +164,7 @@ def test_the_command_measures_a_run(finished, capsys):
     found.append(json.loads(capsys.readouterr().out))
   last = [x for x in tiny.metrics(finished) if 'zero/accuracy' in x][-1]
   assert found[0]['accuracy'] == last['zero/accuracy']
-  assert found[1]['image_to_text@5'] == last['found/image_to_text@5']
+  assert found[1]['image_to_text@5'] == last['pairs/image_to_text@5']
 
 
 def test_prompts_name_classes(finished, tmp_path, capsys):
@@ -269,12 +182,6 @@ def test_prompts_name_classes(finished, tmp_path, capsys):
     assert total == pytest.approx(1, abs=1e-5)
   with pytest.raises(UserError, match='at least two texts'):
     commands.run(predict, *args, '--prompts=a 0')
-
-
-def test_prompts_need_a_text_tower(digits_run, tmp_path):
-  cv2.imwrite(str(tmp_path / 'a.png'), np.zeros((8, 8), np.uint8))
-  with pytest.raises(UserError, match='was trained for classification'):
-    commands.run(predict, f'--from={digits_run}', tmp_path, '--prompts=a 0,a 1')
 
 
 def test_a_vocabulary_that_has_changed(finished, tmp_path):
@@ -416,8 +323,8 @@ def test_transformers_embeds_the_same(kind, tmp_path):
   torch = pytest.importorskip('torch')
   transformers = other_libraries.imported('transformers')
   options, fields = FILES[kind]
-  config = config_of(options, **SGD | fields, train__duration='3 steps')
-  config.evals.zero.split = config.evals.found.split = ''
+  config = make_config(options, **fields, train__duration='3 steps')
+  config.evals.zero.split = config.evals.pairs.split = ''
   config.checkpoint.best = ''
   run, there = tmp_path / 'run', tmp_path / 'there'
   assert loop.run(config, str(run)).status == 0

@@ -9,12 +9,10 @@ import numpy as np
 import optax
 import pytest
 from safetensors.numpy import load_file
-import tiny
 
 import vit_jax
 from vit_jax import convert
 from vit_jax.config import UserError
-from vit_jax.data import sources
 from vit_jax.data.device.rng import Rng
 from vit_jax.models import prototypes as heads
 from vit_jax.objectives import prototypes
@@ -24,93 +22,18 @@ from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 from vit_jax.weights import resize
 
-HEAD = {
-  'prototypes': 32,
-  'head_hidden': 16,
-  'bottleneck': 8,
-  'local_crops': 2,
-  'local_size': 4,
-  'freeze_last_layer': '2 steps',
-  'resize': 'bicubic',
-}
-OPTIONS = {
-  'dino': HEAD | {'teacher_temperature_warmup': '4 steps'},
-  'dinov2': HEAD | {'patch_prototypes': 16},
-}
-RUN = {
-  'model__name': 'ViT-Ti/2',
-  'model__registers': 2,
-  'data__crop': 'random_resized(scale=(0.4, 1.0))',
-  'evals__val__split': '',
-  'train__duration': '8 steps',
-  'optim__weight_decay': 0.04,
-  'optim__final_weight_decay': 0.4,
-  'optim__clip': 'each(3.0)',
-}
-RUN |= {
-  'model__mlp_dim': 32,
-  'model__hidden_size': 16,
-  'model__num_heads': 2,
-  'train__ema_decay': 0.0,
-}
-
-
-def config_of(method, options=(), **overrides):
-  settings = RUN | {'model__mask_token': method == 'dinov2'} | overrides
-  options = OPTIONS[method] | dict(options)
-  return tiny.config(options, objective__name=method, **settings)
-
-
-def build(method, options=(), **overrides):
-  config = config_of(method, options, **overrides)
-  experiment_lib.check(config)
-  return experiment_lib.build(config)
-
-
-@pytest.fixture(scope='module', params=OPTIONS)
-def finished(request, tmp_path_factory):
-  """A method and the work directory of its run, with stochastic depth."""
-  path = tmp_path_factory.mktemp('dino') / 'run'
-  config = config_of(request.param, **RANDOM)
-  assert loop.run(config, str(path)).status == 0
-  return request.param, path
-
-
-RANDOM = {'model__depth': 2, 'model__stochastic_depth': 0.3}
+METHODS = ('dino', 'dinov2')
 TANH = "mlp(gelu='tanh')"
 
 
-@pytest.mark.slow
-def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
-  method, path = finished
-  state = methods.final_state(path)
-  assert any(name.startswith('extra/average/trunk/') for name in state)
-  config = config_of(method, **RANDOM)
-  methods.assert_a_run_resumes_to_the_bit(config, path, tmp_path / 'run')
+@pytest.fixture(params=METHODS)
+def finished(request, method_run):
+  """A method and the work directory of its run, with stochastic depth."""
+  return request.param, method_run(request.param)
 
 
-HOW = methods.LAYOUTS | {
-  'scanned': {'model__scan': True, 'train__steps_per_call': 4}
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('how', HOW)
-def test_one_result_however_it_is_computed(finished, how):
-  method, path = finished
-  if (method, how) == ('dinov2', 'accumulated'):
-    pytest.skip('refused')
-  config = config_of(method, **RANDOM, **HOW[how])
-  methods.assert_same_result(config, path)
-
-
-@pytest.mark.slow
-def test_the_trunk_is_loaded(finished):
-  method, path = finished
-  vit = vit_jax.load(path)
-  source = sources.open_source(config_of(method), 'train[80%:]')
-  outputs = vit.outputs(list(source.arrays['image'][:4]))
-  assert outputs['features'].shape == (4, 16)
+def build(method, options=(), **overrides):
+  return experiment_lib.build(methods.config(method, options, **overrides))
 
 
 def test_the_teacher_is_evaluated_and_loaded(finished):
@@ -139,7 +62,7 @@ def test_the_heads_travel_in_the_authors_names(finished, tmp_path):
   torch.save({'student': other, 'teacher': tensors}, tmp_path / 'x.pth')
   found = build(
     method,
-    **{**RANDOM, 'init_from__path': str(tmp_path / 'x.pth')},
+    init_from__path=str(tmp_path / 'x.pth'),
     model__mlp=TANH,  # which the file does not say
   ).init()
   params, _, _ = restoring.restore_params(path, None)
@@ -151,14 +74,14 @@ def test_the_heads_travel_in_the_authors_names(finished, tmp_path):
     np.testing.assert_array_equal(flat[key], wanted[key])
   key = 'trunk/blocks_1/mlp/up/kernel'
   np.testing.assert_array_equal(flat[key], wanted[key])
-  config = config_of(method, {'bottleneck': 4}, model__mlp=TANH, **RANDOM)
+  config = methods.config(method, {'bottleneck': 4}, model__mlp=TANH)
   config.init_from.path = str(tmp_path / 'x.pth')
   with pytest.raises(UserError, match=r'^[^\n]*beside its trunk[^\n]*$'):
     experiment_lib.build(config)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('method', OPTIONS)
+@pytest.mark.parametrize('method', METHODS)
 def test_the_student_learns(method):
   e = build(
     method,
@@ -175,7 +98,7 @@ def test_the_student_learns(method):
   assert np.mean(losses[-5:]) < np.mean(losses[:3]) - 0.1
 
 
-@pytest.mark.parametrize('method', OPTIONS)
+@pytest.mark.parametrize('method', METHODS)
 def test_running_statistics_of_all_heads_move(method):
   e = build(method, {'batch_norm': True})
   state = e.init()
@@ -190,7 +113,7 @@ def test_running_statistics_of_all_heads_move(method):
 
 
 def test_the_last_layer_is_held_and_the_teacher_follows():
-  e = build('dino')
+  e = build('dino', train__duration='8 steps', optim__clip='')
   state, before = e.init(), []
   with e.train_batches(0) as batches:
     for step in range(3):
@@ -318,7 +241,7 @@ def test_a_head_of_one_layer_and_scales():
 
 
 def test_a_collapse_is_told_once(tmp_path, capsys):
-  config = config_of(
+  config = methods.config(
     'dino',
     {'teacher_temperature': 1e3, 'teacher_temperature_start': 1e3},
     train__duration='6 steps',
@@ -329,78 +252,3 @@ def test_a_collapse_is_told_once(tmp_path, capsys):
   assert 'equal probabilities of all prototypes' in log
   assert prototypes.collapse(1e-3, 32) == 'one prototype'
   assert not prototypes.collapse(2.0, 32)
-
-
-MIXER = {
-  'model__name': 'Mixer-S/4(tokens_mlp_dim=8)',
-  **dict.fromkeys(
-    ('model__registers', 'model__mask_token', 'model__num_heads', 'model__pool')
-  ),
-}
-
-
-@pytest.mark.parametrize(
-  ('method', 'options', 'overrides', 'message'),
-  [
-    ('dino', {'local_size': 1}, {}, 'local_size gives crops of 1 x 1 pixels'),
-    ('dino', {'local_size': 5}, {}, 'patches of 2 x 2 do not fill'),
-    ('dino', {'local_scale': (0.5, 0.1)}, {}, 'local_scale is .*area'),
-    ('dino', {'momentum': 1.5}, {}, r'momentum is 1.5: it must be in \[0, 1\]'),
-    ('dino', {'teacher_temperature': 0.0}, {}, 'it must be more than 0'),
-    ('dino', {'freeze_last_layer': 'long'}, {}, 'not a length of time'),
-    ('dino', {}, {'train__ema_decay': 0.9}, 'the moving average that is'),
-    ('dino', {'assignment': 'kmeans'}, {}, 'choose one of centre, sinkhorn'),
-    ('dino', {'resize': 'cubic'}, {}, 'choose one of corner'),
-    (
-      'dino',
-      {'batch_norm': True},
-      {'train__accumulation': 2},
-      'batch_norm needs the whole batch at once',
-    ),
-    (
-      'dino',
-      {'batch_norm': True},
-      {'train__batch_size': 1},
-      'set it to 2 at least',
-    ),
-    (
-      'dinov2',
-      {'assignment': 'centre'},
-      {'train__accumulation': 2},
-      'needs the whole batch at once',
-    ),
-    (
-      'dinov2',
-      {'assignment': 'centre'},
-      {'train__batch_size': 1},
-      'KoLeo compares each image with another',
-    ),
-    ('dinov2', {}, {'model__mask_token': False}, 'mask_token is False'),
-    (
-      'dinov2',
-      {},
-      {'model__block': 'merging(1)'},
-      'block is merging.*each patch',
-    ),
-    ('dinov2', {}, {'model__patch_dropout': 0.5}, 'patch_dropout is 0.5'),
-    ('dinov2', {'mask_ratio': (0.1, 2.0)}, {}, 'mask_ratio is .*patches'),
-    ('dinov2', {'mask_probability': 2.0}, {}, 'mask_probability is 2.0'),
-    ('dinov2', {'patch_head': False}, {}, 'patches share the head'),
-    ('dinov2', {'patch_centre': 'none'}, {}, 'choose one of masked, all'),
-    (
-      'dinov2',
-      {'local_crops': 0},
-      {'model__patch_size': 8},
-      'too few to mask',
-    ),
-    (
-      'dino',
-      {},
-      MIXER,
-      'needs a ViT',
-    ),
-  ],
-)
-def test_mistakes_get_one_line(method, options, overrides, message):
-  with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
-    build(method, options, **overrides)

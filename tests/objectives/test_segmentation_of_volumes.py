@@ -1,5 +1,6 @@
 """UNETR on volumes, which are larger than the crops that it learns from."""
 
+import functools
 import json
 import re
 
@@ -22,32 +23,8 @@ from vit_jax.summary import __main__ as summary
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 
-RUN = {
-  'objective__name': 'segmentation',
-  'data__name': 'volumes',
-  'data__source_size': (24, 16, 16),
-  'data__image_size': (16, 16, 16),
-  'data__channels': 1,
-  'data__split': 'train[:32]',
-  'model__patch_size': (16, 16, 16),
-  'augment__volume__foreground': 0.5,
-  'augment__volume__flip': 0.5,
-  'augment__volume__turn': 0.5,
-  'evals__val__split': 'test[:6]',
-  'train__duration': '8 steps',
-  'train__batch_size': 8,
-  'optim__name': 'sgd',
-  'checkpoint__best': 'val/dice',
-}
-OPTIONS = {'head': 'unetr', 'channels': 4}
-
-
-def config_of(options=(), **overrides):
-  options = OPTIONS | {'layers': (0, 0, 0)} | dict(options)
-  return tiny.config(options, **RUN | overrides)
-
-
-finished = methods.finished(config_of)
+make_config = functools.partial(methods.config, 'segmentation, volumes')
+finished = methods.finished('segmentation, volumes')
 
 
 @pytest.mark.slow
@@ -60,20 +37,9 @@ def test_metrics_of_a_run(finished):
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
-  methods.assert_resumes_to_the_bit(config_of(), finished, tmp_path / 'run')
-
-
-@pytest.mark.slow
-def test_eight_devices_give_the_same(finished):
-  config = config_of(**methods.LAYOUTS['8 devices'])
-  methods.assert_same_result(config, finished)
-
-
-@pytest.mark.slow
 def test_windows_are_those_of_the_host():
   """A larger volume is predicted by windows that overlap by a half."""
-  objective = experiment_lib.build(config_of()).program.objective
+  objective = experiment_lib.build(make_config()).program.objective
   params = jax.jit(objective.init)(jax.random.key(0))
   rng = np.random.default_rng(0)
   volumes = rng.normal(size=(2, 24, 16, 16, 1)).astype(np.float32)
@@ -89,7 +55,7 @@ def test_windows_are_those_of_the_host():
 
 
 def test_the_commands_measure_and_describe_a_run(finished, capsys):
-  args = f'--from={finished}', '--data=volumes', '--split=test[:6]', '--step=8'
+  args = f'--from={finished}', '--data=volumes', '--split=test[:6]'
   args += ('--source_size=24x16x16', '--format=json')
   assert commands.run(evaluate, *args) == 0
   found = json.loads(capsys.readouterr().out)
@@ -170,7 +136,7 @@ def test_scans_that_do_not_fit(
 @pytest.mark.slow
 def test_a_run_starts_from_another_with_larger_crops(finished, tmp_path):
   """Positions are resized along all three axes."""
-  config = config_of(
+  config = make_config(
     init_from__path=str(finished),
     data__image_size=(32, 16, 16),
     data__source_size=(32, 16, 16),
@@ -184,7 +150,7 @@ def test_a_run_starts_from_another_with_larger_crops(finished, tmp_path):
 def test_every_head_learns(head):
   """The gradient of one batch lowers its loss."""
   layers = (0, 0, 0) if head == 'unetr' else (0,)
-  config = config_of({'head': head, 'layers': layers})
+  config = make_config({'head': head, 'layers': layers})
   objective = experiment_lib.build(config).program.objective
   rng = np.random.default_rng(0)
   batch = {
@@ -192,28 +158,3 @@ def test_every_head_learns(head):
     'map': rng.integers(0, 3, (2, 16, 16, 16)).astype(np.int32),
   }
   methods.assert_learns(objective, batch)
-
-
-@pytest.mark.parametrize(
-  ('options', 'overrides', 'message'),
-  [
-    ({'layers': (0,)}, {}, r'layers is \(0,\): head=unetr reads 3 layers'),
-    ({'overlap': 1.0}, {}, r'options.overlap is 1.0: it must be in \[0, 1\)'),
-    ({}, {'model__patch_size': (8, 16, 16)}, 'needs patches of 16 on each'),
-    ({}, {'model__patch_size': 16}, 'patch_size has 2 sides.*image_size 3'),
-    ({}, {'data__image_size': (32, 16, 16)}, r'volumes of \(24, 16, 16\)'),
-    (
-      {},
-      {'data__image_size': 16, 'model__patch_size': 16},
-      r'write \(depth, height, width\)',
-    ),
-    ({}, {'data__channels': 3}, 'channels is 3, but the volumes of volumes'),
-    ({}, {'augment__policy': '3augment'}, 'augment.policy changes images'),
-  ],
-)
-def test_mistakes_get_one_line(options, overrides, message):
-  config = config_of(options, **overrides)
-  with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
-    experiment_lib.check(config)
-    program = experiment_lib.build(config).program
-    _ = program.setup

@@ -84,24 +84,3 @@ def test_what_is_added_to_the_weights_is_added_to_the_difference(layer):
   other = apply(module, params, x, added)
   np.testing.assert_allclose(other[1], plain[1] + added, atol=1e-5)
   assert abs(other[0] - plain[0]).max() > 1e-2
-
-
-@pytest.mark.parametrize(
-  'fields,message',
-  [
-    ({'positions': 'learned + rope'}, 'rope'),
-    (
-      {
-        'positions': 'learned + relative_bias',
-        'attention': 'differential(key_bias=False)',
-      },
-      'relative_bias',
-    ),
-    ({'hidden_size': 6}, 'heads of 3 channels'),
-  ],
-)
-def test_what_does_not_go_together(fields, message):
-  with pytest.raises(ValueError, match=f"'differential' .*{message}"):
-    models.create_model(
-      'ViT-Ti/4', 3, **TINY | {'attention': 'differential'} | fields
-    )

@@ -3,19 +3,16 @@
 import compiled
 import jax
 import jax.numpy as jnp
-import methods
 import numpy as np
 import pytest
 import tiny
 
-import vit_jax
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import objectives
 from vit_jax.models import embedding
 from vit_jax.models.parts import experts
 from vit_jax.train import experiment as experiment_lib
-from vit_jax.train import loop
 
 TINY = {'hidden_size': 16, 'mlp_dim': 32, 'num_heads': 2, 'depth': 2}
 ROUTINGS = {
@@ -98,21 +95,6 @@ def test_full_buffers_drop_the_tokens_with_the_least_gates():
   assert served[1].tolist() == [False, True, True]
 
 
-@pytest.mark.parametrize(
-  ('fields', 'said'),
-  [
-    ({'scan': True}, 'scan=True'),
-    ({'block': 'merging(2)'}, r'merging\(2\)'),
-    ({'mlp': 'experts(2, layers=(3,))'}, 'from 1 to the depth, 2'),
-    ({'depth': 1}, 'choose layers'),
-    ({'mlp': "experts(2, routing='hard')"}, 'choose one of top_experts'),
-  ],
-)
-def test_what_cannot_have_experts(fields, said):
-  with pytest.raises(ValueError, match=said):
-    models.create_model('ViT-Ti/4', 0, **TINY | {'mlp': 'experts(2)'} | fields)
-
-
 def config(mesh=(1, 1, 1), **overrides):
   axes = zip(('data', 'fsdp', 'tensor'), mesh, strict=True)
   fields = {
@@ -155,16 +137,6 @@ def test_eight_devices_equal_one(routing, mesh):
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
     *jax.device_get((one.params, many.params)),
   )
-
-
-@pytest.mark.slow
-def test_trains_resumes_and_loads(tmp_path):
-  c = config(train__duration='8 steps', model__mlp='experts(8, loss=1.0)')
-  path = tmp_path / 'whole'
-  assert loop.run(c, str(path)).status == 0
-  methods.assert_resumes_to_the_bit(c, path, tmp_path / 'parts')
-  assert vit_jax.load(path).model.block.mlp.count == 8
-  assert all(x['train/balance_loss'] > 0 for x in tiny.metrics(path)[:1])
 
 
 def test_an_objective_that_cannot_balance_says_so():

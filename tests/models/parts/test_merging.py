@@ -99,19 +99,6 @@ def test_training_with_merged_tokens_and_without_some_patches():
   assert plain['places'].shape == (2, 1 + 16)
 
 
-@pytest.mark.parametrize(
-  ('fields', 'message'),
-  [
-    ({'scan': True}, r'merging\(1\). does not go with scan=True'),
-    ({'positions': "learned + rope(kind='eva02')"}, "positions='rope'"),
-    ({'pool': 'map'}, "pool='map'"),
-  ],
-)
-def test_what_cannot_be_merged(fields, message):
-  with pytest.raises(ValueError, match=message):
-    _model(block='merging(1)', **fields)
-
-
 def test_merged_tokens_are_not_captured():
   model = _model(block='merging(1)')
   params = {'params': compiled.init(model, jax.random.key(0), IMAGES)['params']}

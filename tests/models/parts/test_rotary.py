@@ -7,19 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import small_models
 
 from vit_jax import models
 from vit_jax.models.parts import fused_attention
 from vit_jax.models.parts import rotary
-
-SMALL = {
-  'patch_size': 4,
-  'hidden_size': 48,
-  'mlp_dim': 32,
-  'num_heads': 3,
-  'depth': 2,
-  'registers': 2,
-}
 
 
 def rope(kind):
@@ -27,23 +19,17 @@ def rope(kind):
   return 'none' if kind == 'none' else f"rope(kind='{kind}')"
 
 
-def trunk(kind, **fields):
-  """Returns a small model, and parameters with no zeros."""
-  model = models.create_model(
-    'ViT-S/16', 0, **SMALL | {'positions': rope(kind)} | fields
-  )
-  rng = np.random.default_rng(0)
-  shapes = models.abstract_params(model, (16, 12, 3))
-  params = jax.tree.map(
-    lambda x: jnp.asarray(0.3 * rng.standard_normal(x.shape, np.float32)),
-    shapes,
-  )
-  return model, params
-
-
 def images(count=2, height=16, width=12):
   rng = np.random.default_rng(1)
   return rng.standard_normal((count, height, width, 3), np.float32)
+
+
+def trunk(kind, **fields):
+  """Returns a small model, and parameters with no zeros."""
+  sizes = {'hidden_size': 48, 'num_heads': 3, 'registers': 2, 'num_classes': 0}
+  return small_models.make(
+    images(), **sizes | {'positions': rope(kind)} | fields
+  )
 
 
 @functools.partial(
@@ -95,25 +81,6 @@ def test_tokens_before_the_patches_are_not_rotated():
   turned = rotary.rotate(x, whole, halves=True)
   np.testing.assert_array_equal(turned[:, :3], x[:, :3])
   assert abs(turned[:, 3] - 1).max() > 0.1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('kind', rotary.KINDS)
-def test_scanned_unrolled_and_each_implementation(kind):
-  model, params = trunk(kind, attention='attention(qk_norm=True)')
-  expected = tokens(model, params, images())
-  stacked = models.layouts.stack_layers(params)
-  found = tokens(model.clone(scan=True), stacked, images())
-  np.testing.assert_allclose(found, expected, atol=2e-5)
-  for name in ('einsum', 'xla'):
-    other = models.with_kernel(model, name)
-    np.testing.assert_allclose(
-      tokens(other, params, images()), expected, atol=2e-5
-    )
-  first = compiled.apply(model, {'params': params}, images())
-  np.testing.assert_allclose(first, expected[:, 0], atol=2e-5)
-  unrotated = model.clone(positions=())
-  assert abs(tokens(unrotated, params, images()) - expected).max() > 1e-2
 
 
 def test_the_kernel_gets_rotated_queries_and_keys():
@@ -180,24 +147,6 @@ def test_a_norm_inside_the_mlp(gated):
   np.testing.assert_allclose(
     tokens(model, params, images()), expected, atol=2e-5
   )
-
-
-@pytest.mark.parametrize(
-  ('fields', 'message'),
-  [
-    ({'positions': "rope(kind='dinov2')"}, 'choose one of dinov3, eva02'),
-    ({'num_heads': 8}, 'heads with a multiple of 4 channels, not 6'),
-    (
-      {'positions': 'rope(base=0.0)'},
-      r'base is 0\.0: it must be more than 0',
-    ),
-    ({'positions': "rope(kind='eva02', grid=(4,))"}, r'\(rows, columns\)'),
-    ({'positions': 'rope(grid=(4, 4))'}, "no effect with rope.'dinov3'"),
-  ],
-)
-def test_mistakes_are_named(fields, message):
-  with pytest.raises(ValueError, match=message):
-    trunk('dinov3', **fields)
 
 
 def test_published_sizes():

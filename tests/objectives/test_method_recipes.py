@@ -1,106 +1,95 @@
-"""The recipes of SETR and UNETR have the settings of their sources."""
+"""Recipes have the settings of their sources, which recipes.txt has."""
 
+import ast
+import collections
+import itertools
+import pathlib
+
+import case_files
 import jax
 import pytest
 import tiny
 
 from vit_jax import config as config_lib
+from vit_jax import models
 from vit_jax import objectives
 from vit_jax.data import features
 from vit_jax.data import input_kinds
 from vit_jax.data import target_kinds
 from vit_jax.train import cost
 
-# arXiv:2012.15840, section 4.1.
-SETR = {
-  'model.name': 'ViT-L/16',
-  'optim.name': 'sgd(momentum=0.9)',
-  'optim.weight_decay': 0.0,
-  'data.crop': 'scaled(zoom=(0.5, 2.0))',
-  'data.flip': True,
-  'objective.options.auxiliary_weight': 0.4,
-}
-DATA = {
-  'ade20k': {
-    'data.image_size': 512,
-    'train.batch_size': 16,
-    'train.duration': '160000 steps',
-    'optim.learning_rate': 1e-3,
-    'optim.schedule': 'poly(power=0.9, final_factor=1e-4/0.001)',
-  },
-  'cityscapes': {
-    'data.image_size': 768,
-    'train.batch_size': 8,
-    'train.duration': '80000 steps',
-    'optim.learning_rate': 1e-2,
-    'optim.schedule': 'poly(power=0.9, final_factor=1e-4/0.01)',
-  },
-  'pascal': {
-    'data.image_size': 480,
-    'train.batch_size': 16,
-    'train.duration': '80000 steps',
-    'optim.learning_rate': 1e-3,
-    'optim.schedule': 'poly(power=0.9, final_factor=1e-4/0.001)',
-  },
-}
-# Layers counted from 1, as in the paper.
-LAYERS = {
-  'naive': (10, 15, 20, 24),
-  'pup': (10, 15, 20, 24),
-  'mla': (6, 12, 18, 24),
-}
-# arXiv:2103.10504, sections 3 and 4.
-UNETR = {
-  'data.image_size': (96, 96, 96),
-  'data.volume.spacing': (1.0, 1.0, 1.0),
-  'data.volume.window': (-1000.0, 1000.0),
-  'augment.volume.foreground': 0.5,
-  'model.name': 'ViT-B/16',
-  'model.patch_size': (16, 16, 16),
-  'train.batch_size': 6,
-  'train.duration': '20_000 steps',
-  'optim.name': 'adamw',
-  'optim.learning_rate': 1e-4,
-  'objective.options.overlap': 0.5,
-  'objective.options.layers': (3, 6, 9),
-}
+HEADS, DATA = ('naive', 'pup', 'mla'), ('ade20k', 'cityscapes', 'pascal')
 
 
-# arXiv:2101.08461.
-TRANS2SEG = {
-  'data.image_size': 512,
-  'train.duration': '50 epochs',
-  'optim.learning_rate': 1e-4,
-  'objective.options.width': 256,
-  'objective.options.depth': 4,
-  'objective.options.heads': 8,
-}
+def settings():
+  """Returns values by their keys, by config."""
+  values = collections.defaultdict(dict)
+  path = pathlib.Path(__file__).with_name('recipes.txt')
+  for section, key, text in case_files.read(path):
+    if key.startswith('options.'):
+      key = f'objective.{key}'
+    for name, head, data in itertools.product(section.split(), HEADS, DATA):
+      name = name.replace('HEAD', head).replace('DATA', data)
+      values[name][key] = ast.literal_eval(text)
+  return values
 
 
 def load(name):
-  config = config_lib.load(str(tiny.ROOT / 'configs' / f'{name}.py'))
+  stem, _, argument = name.partition(':')
+  path = f'{tiny.ROOT}/configs/{stem}.py'
+  config = config_lib.load(f'{path}:{argument}' if argument else path)
+  objectives.fill_options(config)
   return config, dict(config_lib.flatten(config))
 
 
-@pytest.mark.parametrize('head', LAYERS)
-@pytest.mark.parametrize('data', DATA)
-def test_setr_settings(head, data):
-  _, values = load(f'setr_{head}_{data}')
-  wanted = SETR | DATA[data] | {'objective.options.head': head}
-  assert {key: values[key] for key in wanted} == wanted
-  assert (
-    tuple(x + 1 for x in values['objective.options.layers']) == LAYERS[head]
-  )
-  (rule,) = values['optim.rules']
-  assert rule[1] == 10.0
+@pytest.mark.parametrize(('name', 'expected'), settings().items())
+def test_settings(name, expected):
+  _, values = load(name)
+  for key, value in expected.items():
+    is_number = isinstance(value, float)
+    assert values[key] == (pytest.approx(value) if is_number else value), key
+
+
+def test_the_rate_of_setrs_heads():
+  for head, data in itertools.product(HEADS, DATA):
+    (rule,) = load(f'setr_{head}_{data}')[1]['optim.rules']
+    assert rule[1] == 10.0
 
 
 @pytest.mark.parametrize(
-  ('name', 'wanted'), [('unetr_btcv', UNETR), ('trans2seg_trans10k', TRANS2SEG)]
+  ('size', 'sizes'),
+  [('S', (24, 512, 8)), ('M', (36, 1024, 8)), ('L', (48, 1536, 16))],
 )
-def test_settings(name, wanted):
-  values = load(name)[1]
-  assert {key: values[key] for key in wanted} == wanted
+def test_sizes_of_igpt(size, sizes):
+  model = models.from_config(load(f'igpt_i1k:{size}')[0].model, 0)
+  num_heads = model.block.attention.num_heads
+  assert (model.depth, model.hidden_size, num_heads) == sizes
+  assert model.colours == 512
+
+
+def test_the_layer_of_a_probe_of_igpt():
+  config, _ = load('igpt_probe_i1k:L,20')
+  assert models.from_config(config.model, 1000).read == 20
+
+
+def test_shares_of_the_siglip_schedule():
+  """The warm-up is 3% of the run."""
+  config, _ = load('siglip_b16')
+  steps = [
+    config_lib.num_steps(text, 10**9, config.train.batch_size)
+    for text in (config.optim.warmup, config.train.duration)
+  ]
+  assert steps[0] / steps[1] == pytest.approx(0.03, rel=1e-3)
+
+
+def test_clip_has_the_published_image_tower():
+  """151.3 million parameters with the text tower: 87.8 are the image's."""
+  config, _ = load('clip_b32')
+  params = models.abstract_params(
+    models.from_config(config.model, 0), (224, 224, 3)
+  )
+  count = sum(x.size for x in jax.tree.leaves(params))
+  assert count + 768 * 512 == 87_849_216
 
 
 def test_codes_of_the_data():
@@ -130,17 +119,17 @@ def count_of(name, image, classes):
 
 
 # head -> parameters of mmsegmentation's heads for ADE20K's 150 classes.
-HEADS = {
+PARAMETERS = {
   'naive': {'decode': 303_254, 'auxiliary_0': 369_302},
   'pup': {'decode': 4_171_414, 'auxiliary_2': 2_990_742},
   'mla': {'decode': 1_848_470, 'auxiliary_3': 38_550, 'neck': 3_420_160},
 }
 
 
-@pytest.mark.parametrize('head', HEADS)
+@pytest.mark.parametrize('head', PARAMETERS)
 def test_setr_has_the_published_heads(head):
   found = count_of(f'setr_{head}_ade20k', features.Image(), 150)
-  assert HEADS[head].items() <= found.items()
+  assert PARAMETERS[head].items() <= found.items()
   count = 4 if head == 'mla' else 3
   assert len([x for x in found if x.startswith('auxiliary')]) == count
 

@@ -1,0 +1,28 @@
+"""Configs of methods that cannot work are refused in one line: mistakes.txt."""
+
+import pathlib
+
+import methods
+import mistakes
+import pytest
+
+from vit_jax.train import experiment as experiment_lib
+
+
+def build(config):
+  experiment_lib.check(config)
+  experiment_lib.build(config).init()
+
+
+STAGES = {'check': experiment_lib.check, 'build': build}
+
+
+@pytest.mark.parametrize(
+  ('section', 'changes', 'pattern'),
+  mistakes.cases(pathlib.Path(__file__).with_name('mistakes.txt')),
+)
+def test_mistakes_are_told_in_one_line(section, changes, pattern):
+  method, stage = section.split('; ')
+  config = methods.config(method, **changes)
+  with mistakes.told(pattern):
+    STAGES[stage](config)
