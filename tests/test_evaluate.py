@@ -33,33 +33,33 @@ def test_the_numbers_are_those_of_the_run(digits_run, capsys):
   """All devices and any size of batch; the last one is padded."""
   expected = json.loads((digits_run / 'DONE').read_text())
   for size in (16, 50):
-    found = run(
+    actual = run(
       capsys,
       f'--from={digits_run}',
       '--data=digits',
       SPLIT,
       f'--batch_size={size}',
     )
-    assert found['examples'] == expected['val/examples'] == 359
-    assert found['accuracy'] == pytest.approx(expected['val/accuracy'], 1e-6)
-    assert found['loss'] == pytest.approx(expected['val/loss'], 1e-5)
-  matrix = np.array(found['confusion'])
+    assert actual['examples'] == expected['val/examples'] == 359
+    assert actual['accuracy'] == pytest.approx(expected['val/accuracy'], 1e-6)
+    assert actual['loss'] == pytest.approx(expected['val/loss'], 1e-5)
+  matrix = np.array(actual['confusion'])
   assert matrix.sum() == 359 and matrix.trace() == round(
-    found['accuracy'] * 359
+    actual['accuracy'] * 359
   )
-  for row, of_class in zip(matrix, found['classes'], strict=True):
+  for row, of_class in zip(matrix, actual['classes'], strict=True):
     assert row.sum() == of_class['examples']
-  for i, of_class in enumerate(found['classes']):
+  for i, of_class in enumerate(actual['classes']):
     assert of_class['name'] == str(i)
     assert of_class['accuracy'] == matrix[i, i] / matrix[i].sum()
-  assert found['k'] == 5
-  assert found['accuracy'] <= found['top_k_accuracy'] <= 1
+  assert actual['k'] == 5
+  assert actual['accuracy'] <= actual['top_k_accuracy'] <= 1
 
 
 def test_predictions_of_a_folder(class_folder, folder_run, tmp_path, capsys):
   """The rows name the files; a class that is not first has its own label."""
   path = tmp_path / 'answers.csv'
-  found = run(
+  actual = run(
     capsys,
     f'--from={folder_run}',
     f'--data=folder:{class_folder}',
@@ -71,7 +71,7 @@ def test_predictions_of_a_folder(class_folder, folder_run, tmp_path, capsys):
   assert expected['val/examples'] == 15
   with open(path) as f:
     rows = list(csv.DictReader(f))
-  assert len(rows) == found['examples'] == 15
+  assert len(rows) == actual['examples'] == 15
   assert [int(x['index']) for x in rows] == [*range(3, 15), 15, 16, 17]
   logits = vit_jax.load(folder_run).predict([x['file'] for x in rows])
   p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
@@ -91,8 +91,8 @@ def test_predictions_of_a_folder(class_folder, folder_run, tmp_path, capsys):
       json.loads(row['top_probability']), of_row[order], rtol=1e-4
     )
     hits += order[0] == label
-  assert found['accuracy'] == hits / 15
-  assert found['k'] == 3 and found['top_k_accuracy'] == 1
+  assert actual['accuracy'] == hits / 15
+  assert actual['k'] == 3 and actual['top_k_accuracy'] == 1
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_classes_that_the_model_lacks_are_named(
 
 def test_names_that_unicode_composes_otherwise():
   composed, apart = 'caf\u00e9', 'cafe\u0301'
-  found = predictions_lib.match_classes(['a', composed, 'z'], 3, ['z', apart])
-  np.testing.assert_array_equal(found, [2, 1])
+  actual = predictions_lib.match_classes(['a', composed, 'z'], 3, ['z', apart])
+  np.testing.assert_array_equal(actual, [2, 1])
 
 
 def test_the_same_classes_in_another_order(
@@ -226,34 +226,34 @@ def known_predictions():
 
 
 def test_the_report_of_known_predictions():
-  found = report.summarize(MEASURED, known_predictions(), ['a', 'b', 'c', 'd'])
-  assert found['accuracy'] == 0.5 and found['top_k_accuracy'] == 0.75
-  assert found['loss'] == 3 and found['k'] == 2
-  assert found['confusion'] == [
+  actual = report.summarize(MEASURED, known_predictions(), ['a', 'b', 'c', 'd'])
+  assert actual['accuracy'] == 0.5 and actual['top_k_accuracy'] == 0.75
+  assert actual['loss'] == 3 and actual['k'] == 2
+  assert actual['confusion'] == [
     [1, 1, 0, 0],
     [0, 1, 0, 0],
     [1, 0, 0, 0],
     [0, 0, 0, 0],
   ]
-  assert [x['accuracy'] for x in found['classes']] == [0.5, 1, 0, None]
-  assert found['classes'][3]['accuracy_interval'] == (0, 1)
+  assert [x['accuracy'] for x in actual['classes']] == [0.5, 1, 0, None]
+  assert actual['classes'][3]['accuracy_interval'] == (0, 1)
   # Bins: 0.9 (right), 0.6 twice (one right), 0.5 (wrong).
-  assert found['calibration_error'] == pytest.approx((0.1 + 0.2 + 0.5) / 4)
+  assert actual['calibration_error'] == pytest.approx((0.1 + 0.2 + 0.5) / 4)
 
 
 def test_calibration_error():
   confidence = np.array([0.95, 0.95, 0.95, 0.95, 0.35, 0.35])
   correct = np.array([True, True, True, False, False, True])
   expected = (4 * abs(0.75 - 0.95) + 2 * abs(0.5 - 0.35)) / 6
-  found = calibration.calibration_error(confidence, correct)
-  assert found == pytest.approx(expected)
+  actual = calibration.calibration_error(confidence, correct)
+  assert actual == pytest.approx(expected)
   # The ends of bins belong to the lower one, and 0 and 1 to some.
   confidence, correct = np.array([0.0, 1.0]), np.array([False, True])
   assert calibration.calibration_error(confidence, correct) == 0
   confidence = np.array([2 / 15, 1.5 / 15])
   correct = np.array([True, False])
-  found = calibration.calibration_error(confidence, correct)
-  assert found == pytest.approx(abs(0.5 - 1.75 / 15))
+  actual = calibration.calibration_error(confidence, correct)
+  assert actual == pytest.approx(abs(0.5 - 1.75 / 15))
 
 
 def test_wilson():
@@ -280,8 +280,8 @@ TRAIN_SPLIT = '--train_split=train[:80%]'
 def tokens_of(vit, images):
   """Returns all tokens of images side by side, [B, N D]."""
   inputs = vit.preprocess(images)
-  found = vit.model.apply({'params': vit.params}, inputs, method='trunk')
-  return np.asarray(found['tokens'], np.float32).reshape(len(images), -1)
+  actual = vit.model.apply({'params': vit.params}, inputs, method='trunk')
+  return np.asarray(actual['tokens'], np.float32).reshape(len(images), -1)
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_nearest_neighbours_of_a_run(digits_run, capsys, features, embed):
   """Against scikit-learn's, on the library's embeddings."""
   args = f'--from={digits_run}', '--data=digits', SPLIT, TRAIN_SPLIT
   flags = '--k=3', '--batch_size=50', f'--features={features}'
-  found = run(capsys, *args, '--probe=knn', *flags)
+  actual = run(capsys, *args, '--probe=knn', *flags)
   vit = vit_jax.load(digits_run)
   assert '\n' not in repr(vit) and '10 classes' in repr(vit)
   (x, y), (test, expected) = (
@@ -305,11 +305,11 @@ def test_nearest_neighbours_of_a_run(digits_run, capsys, features, embed):
     3, metric='cosine', weights=lambda distance: np.exp((1 - distance) / 0.07)
   )
   rate = theirs.fit(x, y).score(test, expected)
-  assert found['accuracy'] == pytest.approx(rate, abs=1.01 / 359)
-  low, high = found['accuracy_interval']
-  assert low < found['accuracy'] < high
+  assert actual['accuracy'] == pytest.approx(rate, abs=1.01 / 359)
+  low, high = actual['accuracy_interval']
+  assert low < actual['accuracy'] < high
   assert {
-    k: found[k] for k in ('probe', 'k', 'train_examples', 'examples')
+    k: actual[k] for k in ('probe', 'k', 'train_examples', 'examples')
   } == {
     'probe': 'knn',
     'k': 3,
@@ -341,7 +341,7 @@ def test_a_probe_asks_for_no_head_and_no_class_names(
   grey = tmp_path / 'images'
   for split, count in (('train', 6), ('val', 4)):
     stand_in.write_folder(grey, **{split: count})
-  found = run(
+  actual = run(
     capsys,
     f'--from={digits_run}',
     f'--data=folder:{grey}',
@@ -351,5 +351,5 @@ def test_a_probe_asks_for_no_head_and_no_class_names(
     '--shots=6',
     '--batch_size=8',
   )
-  assert found['examples'] == 12 and found['train_examples'] == 18
-  assert 0 <= found['few_shot_6_accuracy'] <= 1
+  assert actual['examples'] == 12 and actual['train_examples'] == 18
+  assert 0 <= actual['few_shot_6_accuracy'] <= 1

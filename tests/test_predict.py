@@ -43,15 +43,15 @@ def test_the_answers_are_those_of_load(digits_run, images, capsys):
     predict, f'--from={digits_run}', images, '--format=json', '--batch_size=4'
   )
   out, err = capsys.readouterr()
-  found = json.loads(out)
+  actual = json.loads(out)
   expected = ['a/1.PNG', 'a/2.png', 'a/deep/3.png', 'b.png', 'c d/2.png']
   expected += ['c d/3.png', 'c d/é,"1".png']
   paths = [f'{images}/{name}' for name in expected]
   assert status == 0 and 'image/s' not in err
-  assert [x['image'] for x in found] == paths
+  assert [x['image'] for x in actual] == paths
   loaded = vit_jax.load(digits_run)
   logits = loaded.predict(paths)
-  for answer, row in zip(found, logits, strict=True):
+  for answer, row in zip(actual, logits, strict=True):
     best = answer['predictions']
     numbers = np.argsort(-row)[:5].tolist()
     assert [x['index'] for x in best] == numbers
@@ -119,9 +119,9 @@ def test_a_single_logit_of_unknown_meaning_is_a_number(digits_run):
   """The softmax of one logit would be 1, whatever the image."""
   vit = vit_jax.load(digits_run, num_classes=1)
   head = predictions.Head.from_loaded(vit, 5)
-  found = head.rank(np.array([[2.5]]))
+  actual = head.rank(np.array([[2.5]]))
   assert head.names == ('output',)
-  np.testing.assert_array_equal(found['probability'], [[2.5]])
+  np.testing.assert_array_equal(actual['probability'], [[2.5]])
   with pytest.raises(UserError, match='predicts numbers'):
     explored.probabilities(vit, np.array([[2.5]]))
 
@@ -161,9 +161,9 @@ def test_where_images_are_found(images, monkeypatch, capsys):
 def test_a_name_that_is_not_there_has_a_similar_one(images, monkeypatch):
   """It is told before the model is loaded."""
   monkeypatch.chdir(images)
-  for name, wanted in {'b.pgn': 'b.png', 'c  d': 'c d'}.items():
+  for name, expected in {'b.pgn': 'b.png', 'c  d': 'c d'}.items():
     text = commands.mistake(predict, '--from=none', name)
-    assert f'there is no {name}: did you mean {wanted!r}?' in text
+    assert f'there is no {name}: did you mean {expected!r}?' in text
   assert 'no photos in /' in commands.mistake(predict, '--from=none', 'photos')
 
 

@@ -29,9 +29,9 @@ def test_it_is_scikit_learns_with_the_penalty_that_it_chose():
     C=1 / (400 * penalty), max_iter=1000
   ).fit((train - mean) / std, labels)
   expected = theirs.predict((test - mean) / std)
-  found = model.predict(test)
-  assert (found == expected).mean() > 0.99
-  assert (found == test_labels).mean() > 0.9
+  actual = model.predict(test)
+  assert (actual == expected).mean() > 0.99
+  assert (actual == test_labels).mean() > 0.9
   exponent = 2 * np.log10(penalty)
   assert exponent == pytest.approx(round(exponent))  # of the finer search
 

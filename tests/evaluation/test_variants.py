@@ -18,10 +18,10 @@ def run(capsys, *args):
 
 def test_a_row_for_each_size_is_what_one_size_gives(digits_run, capsys):
   model = f'--from={digits_run}'
-  found = json.loads(run(capsys, model, '--format=json', '--image_size=8,16'))
-  assert [x['image_size'] for x in found['variants']] == ['8x8', '16x16']
-  assert [x['tokens'] for x in found['variants']] == [4, 16]
-  for size, row in zip((8, 16), found['variants'], strict=True):
+  actual = json.loads(run(capsys, model, '--format=json', '--image_size=8,16'))
+  assert [x['image_size'] for x in actual['variants']] == ['8x8', '16x16']
+  assert [x['tokens'] for x in actual['variants']] == [4, 16]
+  for size, row in zip((8, 16), actual['variants'], strict=True):
     one = json.loads(
       run(capsys, model, '--format=json', f'--image_size={size}')
     )
@@ -50,8 +50,8 @@ def test_merging_and_patches_are_a_table_and_a_picture(
 def test_kernels_in_int8_are_one_more_row(digits_run, capsys):
   pytest.importorskip('qwix', reason='needs qwix: vit_jax[quantize]')
   how = [f'--from={digits_run}', '--format=json']
-  found = json.loads(run(capsys, *how, '--quantize=none,int8', '--merge=0,1'))
-  rows = found['variants']
+  actual = json.loads(run(capsys, *how, '--quantize=none,int8', '--merge=0,1'))
+  rows = actual['variants']
   assert [(x['merge'], x['quantize']) for x in rows] == [
     (merge, quantize) for merge in (0, 1) for quantize in ('none', 'int8')
   ]

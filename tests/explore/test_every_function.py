@@ -29,8 +29,8 @@ def test_scanned_layers_give_the_same(name):
   models = [planted.tiny(), planted.tiny_mixer()][: 1 + FUNCTIONS[name]]
   for vit in map(planted.loaded, models):
     expected = ask(vit, images)
-    found = ask(planted.scanned(vit), images)
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+    actual = ask(planted.scanned(vit), images)
+    np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(

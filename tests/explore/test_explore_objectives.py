@@ -58,8 +58,8 @@ def columns_of(path):
   )
   images = digits(vit)
   extra = jax.tree.map(jnp.asarray, restoring.restore_extra(vit.origin.path))
-  found = made.pictures(params, extra, images, rng())
-  return made, params, extra, images, {x.name: x for x in found}
+  actual = made.pictures(params, extra, images, rng())
+  return made, params, extra, images, {x.name: x for x in actual}
 
 
 def rng():
@@ -70,10 +70,10 @@ def patches(images):
   return embedding.patches(np.asarray(images), (2, 2))
 
 
-def of_mae(made, params, extra, images, found):
-  mask = np.asarray(found['masked'].hidden)
+def of_mae(made, params, extra, images, actual):
+  mask = np.asarray(actual['masked'].hidden)
   assert (mask.sum(axis=1) == 12).all()  # of 16 patches
-  drawn, own = patches(found['reconstruction'].images), patches(images)
+  drawn, own = patches(actual['reconstruction'].images), patches(images)
   np.testing.assert_array_equal(drawn[~mask], own[~mask])
   # As in training, and predictions in the scale of the patch.
   masks = made._masks(rng().fold(objectives.Purpose.OBJECTIVE).per_row())
@@ -84,30 +84,30 @@ def of_mae(made, params, extra, images, found):
   np.testing.assert_allclose(drawn[mask], predicted[mask], atol=1e-5)
 
 
-def of_beit(made, params, extra, images, found):
-  mask = np.asarray(found['masked'].hidden)
+def of_beit(made, params, extra, images, actual):
+  mask = np.asarray(actual['masked'].hidden)
   codes = np.asarray(extra['tokenizer']['codes'])
   assert 2 <= mask.sum(axis=1).min() <= mask.sum(axis=1).max() <= 6
   distance = ((patches(images)[:, :, None] - codes) ** 2).sum(axis=-1)
-  tokens = patches(found['tokens'].images)
+  tokens = patches(actual['tokens'].images)
   np.testing.assert_array_equal(tokens, codes[distance.argmin(axis=-1)])
-  predicted = patches(found['predicted'].images)
+  predicted = patches(actual['predicted'].images)
   np.testing.assert_array_equal(predicted[~mask], tokens[~mask])
   known = {code.tobytes() for code in codes}
   assert {x.tobytes() for x in predicted[mask]} <= known
 
 
-def of_dinov2(made, params, extra, images, found):
+def of_dinov2(made, params, extra, images, actual):
   masks = np.asarray(made.draw_masks(rng()))
   assert masks.any() and not masks.all()
   for i, name in enumerate(('first crop', 'second crop')):
-    np.testing.assert_array_equal(found[name].hidden, masks[:, i])
-    np.testing.assert_array_equal(found[name].images, images)
+    np.testing.assert_array_equal(actual[name].hidden, masks[:, i])
+    np.testing.assert_array_equal(actual[name].images, images)
 
 
-def of_tokenizer(made, params, extra, images, found):
+def of_tokenizer(made, params, extra, images, actual):
   error = made.outputs(params, {'image': images})['loss']
-  drawn = found['from tokens'].images
+  drawn = actual['from tokens'].images
   mean = ((drawn - images) ** 2).mean(axis=(1, 2, 3))
   np.testing.assert_allclose(mean, error, rtol=1e-4)
 
@@ -123,13 +123,13 @@ CHECKS = {
 @pytest.mark.slow
 def test_what_a_method_shows(finished):
   method, path = finished
-  made, params, extra, images, found = columns_of(path)
+  made, params, extra, images, actual = columns_of(path)
   assert made.pictures_caption.endswith('.')
-  np.testing.assert_array_equal(found['original'].images, images)
-  for column in found.values():
+  np.testing.assert_array_equal(actual['original'].images, images)
+  for column in actual.values():
     assert column.images.shape == images.shape
     assert np.isfinite(column.images).all()
-  CHECKS[method](made, params, extra, images, found)
+  CHECKS[method](made, params, extra, images, actual)
 
 
 def explored(capsys, *args):
@@ -176,7 +176,7 @@ def test_beit_of_a_trained_tokenizer(method_run, tmp_path):
     optim__warmup='0 steps',
   )
   assert loop.run(config, str(tmp_path)).status == 0
-  _, _, _, images, found = columns_of(tmp_path)
+  _, _, _, images, actual = columns_of(tmp_path)
   its = columns_of(tokenizer)
   # Both see the same pixels, and so draw the same, each in its own scale.
   pixels = images * 0.3 + 0.1
@@ -184,7 +184,7 @@ def test_beit_of_a_trained_tokenizer(method_run, tmp_path):
   mean, std = stored.mean, stored.std
   np.testing.assert_allclose(its[3] * std + mean, pixels, atol=1e-6)
   np.testing.assert_allclose(
-    np.asarray(found['tokens'].images) * 0.3 + 0.1,
+    np.asarray(actual['tokens'].images) * 0.3 + 0.1,
     np.asarray(its[4]['from tokens'].images) * std + mean,
     atol=1e-5,
   )
@@ -228,12 +228,12 @@ def test_an_igpt_draws_and_completes(method_run, tmp_path, capsys):
 def test_covered_patches():
   image = np.full((4, 6, 3), 200, np.uint8)
   hidden = np.array([[True, False, False]])
-  found = tiles.cover(image, hidden)
-  assert (found[:, 2:] == 200).all()
-  assert len(np.unique(found[:, :2].reshape(-1, 3), axis=0)) == 1
-  assert np.ptp(found[0, 0].astype(int)) > 20  # no grey
+  actual = tiles.cover(image, hidden)
+  assert (actual[:, 2:] == 200).all()
+  assert len(np.unique(actual[:, :2].reshape(-1, 3), axis=0)) == 1
+  assert np.ptp(actual[0, 0].astype(int)) > 20  # no grey
   half = tiles.cover(image, hidden, 0.5)
-  np.testing.assert_allclose(half[0, 0], found[0, 0] / 2 + 100, atol=1)
+  np.testing.assert_allclose(half[0, 0], actual[0, 0] / 2 + 100, atol=1)
 
 
 def test_the_demo_of_dino_has_a_class_token():

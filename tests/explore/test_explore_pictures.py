@@ -115,7 +115,7 @@ def test_one_pass_shows_what_the_functions_say(tmp_path, monkeypatch):
   _, _, numbers = draw(subject, tmp_path)
   assert passes == [('logits', 'tokens', 'attention')]
   seen, images = subject.captured, planted.images()
-  for found, expected in [
+  for actual, expected in [
     (seen.maps, explore.attention_maps(vit, images)),
     (
       seen.query,
@@ -139,7 +139,7 @@ def test_one_pass_shows_what_the_functions_say(tmp_path, monkeypatch):
       explore.class_relevance(vit, images),
     ),
   ]:
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_kept_of_tokens(tmp_path, monkeypatch):
@@ -149,10 +149,10 @@ def test_what_is_kept_of_tokens(tmp_path, monkeypatch):
   _, _, expected = draw(subject_of(vit), tmp_path, names)
   monkeypatch.setattr(subject_lib, '_MOST_BYTES', 0)
   subject = subject_of(vit, layers=(0, 2))
-  _, _, found = draw(subject, tmp_path, names)
+  _, _, actual = draw(subject, tmp_path, names)
   assert subject.captured.layers == (0, 2)
   np.testing.assert_allclose(
-    found['cka']['layers'], expected['cka']['layers'], atol=1e-4
+    actual['cka']['layers'], expected['cka']['layers'], atol=1e-4
   )
   _, reasons, _ = draw(subject_of(vit, 3), tmp_path, names)
   assert 'at least 4' in reasons['cka']
@@ -267,8 +267,8 @@ def test_a_run_on_its_data(digits_run, tmp_path, capsys):
   page = (tmp_path / 'a/b/report.html').read_text()
   assert '4 of 60' in page and 'first 60 of 359 examples' in page
   numbers = json.loads((tmp_path / 'a/b/numbers.json').read_text())
-  found = {name for name in kinds.KINDS if f'id="{name}"' in page}
-  assert found == set(kinds.KINDS) - {'stem', 'segments'} - OF_METHODS
+  actual = {name for name in kinds.KINDS if f'id="{name}"' in page}
+  assert actual == set(kinds.KINDS) - {'stem', 'segments'} - OF_METHODS
   counts = np.array(numbers['confusion']['counts'])
   assert counts.sum() == 60 and counts.shape == (10, 10)
   accuracy = numbers['confusion']['accuracy']

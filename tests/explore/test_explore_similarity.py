@@ -27,8 +27,8 @@ def test_a_rotation_is_the_same_representation():
 def test_independent_noise_is_not_alike():
   """Few images in many dimensions, where the biased estimate is near 1."""
   x = noise(0, 20, 2000)
-  found = [explore.cka(x, noise(seed, 20, 2000)) for seed in range(1, 21)]
-  assert abs(np.mean(found)) < 0.05 and np.abs(found).max() < 0.3
+  actual = [explore.cka(x, noise(seed, 20, 2000)) for seed in range(1, 21)]
+  assert abs(np.mean(actual)) < 0.05 and np.abs(actual).max() < 0.3
 
   def biased(y):
     a, b = (z - z.mean(axis=0) for z in (x, y))
@@ -43,9 +43,9 @@ def test_independent_noise_is_not_alike():
 
 def test_half_shared_is_in_between():
   x, own = noise(0, 400, 10), noise(1, 400, 10)
-  found = explore.cka(x, np.concatenate([x, own], axis=1))
+  actual = explore.cka(x, np.concatenate([x, own], axis=1))
   # HSIC of x with itself is h, with both parts h, of both with both 2 h.
-  assert found == pytest.approx(2**-0.5, abs=0.05)
+  assert actual == pytest.approx(2**-0.5, abs=0.05)
 
 
 def test_equals_the_published_estimate():
@@ -67,23 +67,23 @@ def test_equals_the_published_estimate():
 
 def test_layers_of_one_model():
   vit, images = planted.loaded(planted.tiny()), planted.images(40)
-  found = explore.layer_cka(vit, images)
-  assert found.shape == (3, 3) and found.dtype == np.float32
-  np.testing.assert_allclose(np.diag(found), 1, atol=1e-5)
-  np.testing.assert_allclose(found, found.T, atol=1e-5)
-  assert found.max() < 1 + 1e-5
+  actual = explore.layer_cka(vit, images)
+  assert actual.shape == (3, 3) and actual.dtype == np.float32
+  np.testing.assert_allclose(np.diag(actual), 1, atol=1e-5)
+  np.testing.assert_allclose(actual, actual.T, atol=1e-5)
+  assert actual.max() < 1 + 1e-5
   twin = explore.layer_cka(planted.scanned(vit), images, vit)
-  np.testing.assert_allclose(twin, found, atol=1e-4)
+  np.testing.assert_allclose(twin, actual, atol=1e-4)
 
 
 def test_two_models_of_different_depth():
   vit = planted.loaded(planted.tiny())
   other = planted.loaded(planted.tiny_mixer(depth=2))
   images = planted.images(9)
-  found = explore.layer_cka(vit, images, other)
-  assert found.shape == (3, 2)
+  actual = explore.layer_cka(vit, images, other)
+  assert actual.shape == (3, 2)
   np.testing.assert_allclose(
-    explore.layer_cka(other, images, vit), found.T, atol=1e-5
+    explore.layer_cka(other, images, vit), actual.T, atol=1e-5
   )
 
 
@@ -121,16 +121,16 @@ def coloured(count, seed):
 def test_colours_can_be_decoded_in_every_layer():
   train, test = coloured(60, 0), coloured(30, 1)
   for model in (planted.tiny(), planted.tiny_mixer()):
-    found = explore.layer_decodability(planted.loaded(model), *train, *test)
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, np.ones(3))
+    actual = explore.layer_decodability(planted.loaded(model), *train, *test)
+    assert actual.dtype == np.float32
+    np.testing.assert_array_equal(actual, np.ones(3))
 
 
 def test_what_a_layer_lacks_cannot_be_decoded():
   labels = np.arange(200) % 2
   x = noise(0, 2, 200, 6)
   x[1, :, 2] += 10 * labels
-  found = similarity.decodability(
+  actual = similarity.decodability(
     x[:, :100], labels[:100], x[:, 100:], labels[100:]
   )
-  assert 0.3 < found[0] < 0.7 and found[1] == 1
+  assert 0.3 < actual[0] < 0.7 and actual[1] == 1

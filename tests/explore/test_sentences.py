@@ -44,10 +44,10 @@ def fit(page, data, model=0):
 
 
 def embeddings(loaded, images, texts):
-  found = embedder_lib.Embedder(loaded, len(images))
-  params = found.params
-  image = found.towers.embed(params, 'image', images)
-  return np.asarray(image), found.texts(texts, 'texts')
+  actual = embedder_lib.Embedder(loaded, len(images))
+  params = actual.params
+  image = actual.towers.embed(params, 'image', images)
+  return np.asarray(image), actual.texts(texts, 'texts')
 
 
 @pytest.mark.slow
@@ -60,29 +60,29 @@ def test_models_say_whether_they_read_texts(page):
 def test_sentences_are_compared_as_the_library_does(page, loaded):
   answer = fit(page, body())
   assert answer.status_code == 200, answer.text
-  found = page_server.unpack(answer.content)
+  actual = page_server.unpack(answer.content)
   x = loaded.preprocess(PICTURE)
   image, texts = embeddings(loaded, x, TEXTS)
-  listed = found['sentences']
+  listed = actual['sentences']
   shares = [each['probability'] for each in listed]
   assert shares == sorted(shares, reverse=True)
   assert sum(shares) == pytest.approx(1, abs=1e-5)
   for each in listed:
     assert each['text'] == TEXTS[each['index']]
-    wanted = float(image[0] @ texts[each['index']])
-    assert each['cosine'] == pytest.approx(wanted, abs=1e-5)
+    expected = float(image[0] @ texts[each['index']])
+    assert each['cosine'] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_place_adds_what_is_lost_without_it(page, loaded):
-  found = page_server.unpack(fit(page, body()).content)['places']
+  actual = page_server.unpack(fit(page, body()).content)['places']
   x = loaded.preprocess(PICTURE)
   hidden = np.repeat(x, 4, axis=0)
   for i, (row, column) in enumerate(np.ndindex(2, 2)):
     hidden[i, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] = 0
   image, texts = embeddings(loaded, np.concatenate([x, hidden]), TEXTS)
-  wanted = texts @ image[:1].T - texts @ image[1:].T
-  assert found.shape == (3, 2, 2)
-  np.testing.assert_allclose(found.reshape(3, 4), wanted, atol=1e-5)
+  expected = texts @ image[:1].T - texts @ image[1:].T
+  assert actual.shape == (3, 2, 2)
+  np.testing.assert_allclose(actual.reshape(3, 4), expected, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -142,6 +142,6 @@ def test_bad_requests_get_one_line(page, data, model, status, line):
   [((2, 3), 6), ((8, 8), 64), ((14, 14), 49), ((7, 1), 7), ((32, 32), 64)],
 )
 def test_places_are_at_most_64(grid, places):
-  found = sentences.windows(grid)
-  assert found.shape == grid
-  assert sorted(np.unique(found)) == list(range(places))
+  actual = sentences.windows(grid)
+  assert actual.shape == grid
+  assert sorted(np.unique(actual)) == list(range(places))

@@ -41,8 +41,8 @@ def test_maps_are_the_librarys(fields):
   seen = seen_by(vit)
   x = vit.preprocess(PICTURE)
   h, w = features.patch_grid(vit)
-  found = seen['weights'] * seen['peaks'][..., None] / 255
-  maps, rolled = found[:-1].reshape(3, 2, 1 + h * w, h, w), found[-1]
+  actual = seen['weights'] * seen['peaks'][..., None] / 255
+  maps, rolled = actual[:-1].reshape(3, 2, 1 + h * w, h, w), actual[-1]
   # A half of a 255th of the largest.
   near = {'rtol': 0, 'atol': 0.51 / 255 * seen['peaks'].max()}
   start = explore.attention_maps(vit, x)[:, 0]
@@ -71,8 +71,8 @@ def test_the_most_probable_classes_are_named():
   assert [x['index'] for x in top] == order
   names = [*page_server.CLASSES, *(f'class {i}' for i in range(3, 7))]
   assert [x['name'] for x in top] == [names[i] for i in order]
-  found = [x['probability'] for x in top]
-  np.testing.assert_allclose(found, probabilities[order], rtol=1e-3)
+  actual = [x['probability'] for x in top]
+  np.testing.assert_allclose(actual, probabilities[order], rtol=1e-3)
 
 
 def predicting(feature, **facts):
@@ -93,11 +93,11 @@ def test_labels_that_go_together_have_probabilities_of_their_own():
   order = np.argsort(-logits)[:5].tolist()
   top = seen_by(vit)['top']
   assert [x['name'] for x in top] == ['abcdefg'[i] for i in order]
-  found = [x['probability'] for x in top]
-  wanted = 1 / (1 + np.exp(-logits[order]))
-  np.testing.assert_allclose(found, wanted, rtol=1e-3)
+  actual = [x['probability'] for x in top]
+  expected = 1 / (1 + np.exp(-logits[order]))
+  np.testing.assert_allclose(actual, expected, rtol=1e-3)
   drawn = predictions.probabilities(vit, logits[None])[0, order]
-  np.testing.assert_allclose(drawn, wanted, rtol=1e-3)
+  np.testing.assert_allclose(drawn, expected, rtol=1e-3)
 
 
 def test_numbers_have_no_probabilities():
@@ -106,8 +106,8 @@ def test_numbers_have_no_probabilities():
   numbers = vit.outputs(PICTURE)['numbers'][0]
   top = seen_by(vit)['top']
   assert [x['name'] for x in top] == list('abcdefg')
-  found = [x['number'] for x in top]
-  np.testing.assert_allclose(found, numbers, rtol=1e-3)
+  actual = [x['number'] for x in top]
+  np.testing.assert_allclose(actual, numbers, rtol=1e-3)
   with pytest.raises(UserError, match='predicts numbers'):
     predictions.probabilities(vit, vit.predict(PICTURE))
 

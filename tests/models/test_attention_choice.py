@@ -169,19 +169,19 @@ def test_auto_says_in_the_log_what_it_takes(on, monkeypatch):
 def softmax_types(implementation):
   """Types of the exponentials in a layer that computes in bfloat16."""
   traced = trace(implementation=implementation, dtype=jnp.bfloat16)
-  found = set()
+  actual = set()
 
   def visit(jaxpr):
     for equation in jaxpr.eqns:
       if equation.primitive.name == 'exp' and equation.outvars[0].aval.ndim > 1:
-        found.add(equation.outvars[0].aval.dtype.name)
+        actual.add(equation.outvars[0].aval.dtype.name)
       for value in jax.tree.leaves(equation.params):
         for inner in (value, getattr(value, 'jaxpr', None)):
           if hasattr(inner, 'eqns'):
             visit(inner)
 
   visit(traced.jaxpr.jaxpr)
-  return found
+  return actual
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_scanned_and_recomputed_it_is_the_same(fields):
 @pytest.mark.parametrize('name', ATTENTIONS)
 def test_other_kernels_give_the_same(name):
   model, params = small_models.make(**KINDS[name])
-  found = {
+  actual = {
     kernel: compiled.apply(
       models.with_kernel(model, kernel),
       {'params': params},
@@ -104,7 +104,7 @@ def test_other_kernels_give_the_same(name):
     for kernel in ('plain', 'einsum', 'xla')
   }
   for kernel in ('einsum', 'xla'):
-    np.testing.assert_allclose(found[kernel], found['plain'], atol=2e-5)
+    np.testing.assert_allclose(actual[kernel], actual['plain'], atol=2e-5)
 
 
 @pytest.mark.parametrize('fields', KINDS.values(), ids=KINDS)

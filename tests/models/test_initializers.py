@@ -47,12 +47,12 @@ def test_mimetic_initialisation(scan):
     tiny(initializers=name, hidden_size=d, scan=scan)
     for name in ('mimetic', 'vit')
   )
-  found = start(mimetic, key)
+  actual = start(mimetic, key)
   if scan:
-    found = layouts.unstack_layers(found)
+    actual = layouts.unstack_layers(actual)
   flat, others = (
     flax.traverse_util.flatten_dict(x, sep='/')
-    for x in (found, start(paper.clone(scan=False), key))
+    for x in (actual, start(paper.clone(scan=False), key))
   )
   changed = {k for k in flat if (flat[k] != others[k]).any()}
   names = ('attention/qkv/kernel', 'attention/out/kernel')

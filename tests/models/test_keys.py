@@ -51,13 +51,13 @@ def test_heads_of_queries_share_heads_of_keys(
       qkv = repeated(qkv, 4 // key_heads)
     attention = layer['attention'] | {'qkv': qkv}
     layers[f'blocks_{i}'] = layer | {'attention': attention}
-  found = models.with_kernel(model, implementation).apply(
+  actual = models.with_kernel(model, implementation).apply(
     {'params': params}, small_models.IMAGES
   )
   expected = compiled.apply(
     whole, {'params': params | layers}, small_models.IMAGES
   )
-  np.testing.assert_allclose(found, expected, atol=1e-5)
+  np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 def test_layer_scale_of_attention_alone():
@@ -81,8 +81,8 @@ def test_tensor_parallelism_may_have_more_parts_than_keys_have_heads():
   mesh = config_lib.default().mesh
   mesh.min_size = 0
   sizes = {'data': 1, 'fsdp': 1, 'tensor': 4}
-  found = sharding.shard_params(mesh, sizes, params)
-  kernels = {k: x for k, x in found.items() if re.search('/qkv/.*kernel', k)}
+  actual = sharding.shard_params(mesh, sizes, params)
+  kernels = {k: x for k, x in actual.items() if re.search('/qkv/.*kernel', k)}
   assert len(kernels) == 6
   for name, kernel in kernels.items():
     assert ('tensor' in kernel.spec) == ('/query/' in name)

@@ -1,11 +1,14 @@
 """Names, sizes and the function that a ViT computes."""
 
 import functools
+import pathlib
 
+import case_files
 import compiled
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import mistakes
 import numpy as np
 import pytest
 
@@ -116,8 +119,8 @@ def test_published_sizes(name):
   assert count(params) == parameters
   if gflop:
     images = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
-    found = flops.count(model.apply, {'params': params}, images) / 1e9
-    assert found == pytest.approx(gflop, rel=2e-3)
+    actual = flops.count(model.apply, {'params': params}, images) / 1e9
+    assert actual == pytest.approx(gflop, rel=2e-3)
 
 
 @pytest.mark.parametrize('name', COLOURED)
@@ -165,11 +168,11 @@ def test_scanned_remat_and_unrolled_are_one_function(name, twins):
   assert all(abs(x).max() > 0 for x in jax.tree.leaves(expected_grads))
   for scan, remat in twins:
     twin = model.clone(scan=scan, remat=remat)
-    (_, found), found_grads = grads(stacked if scan else params, twin)
+    (_, actual), found_grads = grads(stacked if scan else params, twin)
     found_grads = layouts.unstack_layers(found_grads) if scan else found_grads
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * abs(b).max()),
-      (found, found_grads),
+      (actual, found_grads),
       (expected, expected_grads),
     )
 
@@ -229,14 +232,14 @@ def test_odd_lengths_are_padded_for_cudnn(monkeypatch):
   def grads(params, model):
     return (apply(model, params, images) ** 2).sum()
 
-  found, expected = grads(params, twin), grads(params, model)
+  actual, expected = grads(params, twin), grads(params, model)
   assert lengths and all(n % 2 == 0 for pair in lengths for n in pair)
-  np.testing.assert_allclose(found[0], expected[0], rtol=0.02)
+  np.testing.assert_allclose(actual[0], expected[0], rtol=0.02)
   jax.tree.map(
     lambda a, b: np.testing.assert_array_less(
       np.linalg.norm(a - b), 0.05 * np.linalg.norm(b) + 1e-3
     ),
-    found[1],
+    actual[1],
     expected[1],
   )
 
@@ -300,7 +303,7 @@ def test_equals_linens_own_attention():
   block = params['blocks_1']['attention']
   x = jax.random.normal(jax.random.key(3), (2, 9, 32))
   attention = attention_lib.Attention(num_heads=4)
-  found = compiled.apply(attention, {'params': block}, x, Context())
+  actual = compiled.apply(attention, {'params': block}, x, Context())
   qkv, names = block['qkv'], ('query', 'key', 'value')
   theirs = {
     name: {'kernel': qkv['kernel'][:, i], 'bias': qkv['bias'][i]}
@@ -310,7 +313,7 @@ def test_equals_linens_own_attention():
   expected = compiled.apply(
     reference, {'params': theirs | {'out': block['out']}}, x
   )
-  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_patch_embedding_is_a_convolution():
@@ -450,99 +453,20 @@ def test_the_head_starts_with_its_bias():
 
 
 GELU = {'mlp': "mlp(gelu='exact')"}
-HUGGINGFACE = {'mlp': "mlp(gelu='exact')", 'layer_norm_epsilon': 1e-12}
-GIANT = {'hidden_size': 1536, 'mlp_dim': 4096, 'num_heads': 24}
+LIBRARIES = {
+  'timm': GELU,
+  'Hugging Face': GELU | {'layer_norm_epsilon': 1e-12},
+  'as it is': {},
+}
 
 
 @pytest.mark.parametrize(
-  ('name', 'ours', 'fields'),
-  [
-    ('vit_base_patch16_224', 'ViT-B/16', GELU),
-    ('vit_tiny_patch16_384.augreg_in21k', 'ViT-Ti/16', GELU),
-    ('timm/vit_giant_patch14_224', 'ViT-g/14', GELU),
-    (
-      'vit_base_patch16_224_miil',
-      'ViT-B/16',
-      GELU | {'attention': 'attention(qkv_bias=False)'},
-    ),
-    ('vit_base_r50_s16_384', 'R50+ViT-B/16', GELU),
-    ('vit_tiny_r_s16_p8_224', 'R+ViT-Ti/16', GELU),
-    ('deit_small_patch16_224', 'ViT-S/16', GELU),
-    (
-      'deit_base_distilled_patch16_384',
-      'ViT-B/16',
-      GELU | {'distillation_token': True},
-    ),
-    (
-      'deit3_huge_patch14_224',
-      'ViT-H/14',
-      GELU
-      | {
-        'positions': "learned(tokens='patches')",
-        'block': 'block(layer_scale=1e-6)',
-      },
-    ),
-    (
-      'vit_base_patch16_siglip_224',
-      'ViT-B/16',
-      GELU | {'pool': "map(gelu='exact')"},
-    ),
-    (
-      'vit_small_patch14_reg4_dinov2',
-      'ViT-S/14',
-      {
-        'registers': 4,
-        'positions': "learned(tokens='patches')",
-        'block': 'block(layer_scale=1e-5)',
-      }
-      | GELU,
-    ),
-    (
-      'beit_base_patch16_224',
-      'ViT-B/16',
-      {
-        'positions': 'relative_bias(shared=False)',
-        'block': 'block(layer_scale=0.1)',
-        'attention': 'attention(key_bias=False)',
-        'pool': 'mean(norm_after=True)',
-        'class_token': True,
-      }
-      | GELU,
-    ),
-    (
-      'vit_large_patch14_clip_quickgelu_224.openai',
-      'ViT-L/14',
-      {
-        'patches': 'patches(bias=False)',
-        'mlp': "mlp(gelu='sigmoid')",
-        'pre_norm': True,
-        'layer_norm_epsilon': 1e-5,
-      },
-    ),
-    ('mixer_l16_224.goog_in21k', 'Mixer-L/16', GELU),
-    ('resnetv2_101x3_bit.goog_in21k', 'BiT-R101x3', {}),
-    ('google/vit-large-patch32-384', 'ViT-L/32', HUGGINGFACE),
-    ('hf:google/vit-base-patch16-224-in21k', 'ViT-B/16', HUGGINGFACE),
-    (
-      'facebook/deit-tiny-distilled-patch16-224',
-      'ViT-Ti/16',
-      HUGGINGFACE | {'distillation_token': True},
-    ),
-    ('facebook/dino-vits8', 'ViT-S/8', HUGGINGFACE),
-    (
-      'facebook/dinov2-with-registers-giant-imagenet1k-1-layer',
-      'ViT-g/14',
-      {
-        'registers': 4,
-        'positions': "learned(tokens='class')",
-        'block': 'block(layer_scale=1.0)',
-      }
-      | {'mlp': 'swiglu', 'pool': 'token_and_mean'}
-      | GIANT,
-    ),
-  ],
+  ('library', 'name', 'model'),
+  case_files.read(pathlib.Path(__file__).with_name('names.txt')),
 )
-def test_names_of_timm_and_hugging_face(name, ours, fields):
+def test_names_of_timm_and_hugging_face(library, name, model):
+  ours, _, fields = model.partition('; ')
+  fields = LIBRARIES[library] | mistakes.changes(fields)
   expected = models.create_model(ours, 7, **fields)
   assert models.create_model(name, 7) == expected
   config = config_lib.default().model
@@ -599,8 +523,8 @@ def test_a_trunk_stands_without_its_head():
     'params'
   ]
   assert own.keys() == params.keys() - {'head'}
-  found = compiled.apply(model, {'params': own}, images, method='trunk')
+  actual = compiled.apply(model, {'params': own}, images, method='trunk')
   whole = compiled.apply(
     model, {'params': params | own}, images, method='trunk'
   )
-  jax.tree.map(np.testing.assert_array_equal, found, whole)
+  jax.tree.map(np.testing.assert_array_equal, actual, whole)

@@ -299,11 +299,11 @@ def test_what_a_class_of_the_user_raises_names_its_line(own):
           jax.random.key(0), jnp.zeros((1, 3, 32)), Context()
         )
       )
-    found = mistakes.user_error(raw.value, model)
+    actual = mistakes.user_error(raw.value, model)
     line = 1 + next(i for i, x in enumerate(lines) if text in x)
-    assert f'own_parts:{name.split("(")[0]} raises {raised}: ' in str(found)
-    assert str(found).endswith(f' ({own}, line {line})')
-    assert '\n' not in str(found)
+    assert f'own_parts:{name.split("(")[0]} raises {raised}: ' in str(actual)
+    assert str(actual).endswith(f' ({own}, line {line})')
+    assert '\n' not in str(actual)
 
 
 def test_other_errors_are_not_the_users(own):

@@ -221,12 +221,12 @@ def test_packing_changes_no_answer(fields):
       together = np.concatenate([cut[j] for j in row])
       patches[i, : len(together)] = together
       where[i, : len(row)] = [grids[j] for j in row]
-    found = apply(patches, where)
-    assert found.shape == (len(rows), number, 8)
+    actual = apply(patches, where)
+    assert actual.shape == (len(rows), number, 8)
     for i, row in enumerate(rows):
       for j, image in enumerate(row):
-        np.testing.assert_allclose(found[i, j], alone[image], atol=1e-5)
-      np.testing.assert_array_equal(found[i, len(row) :], 0)
+        np.testing.assert_allclose(actual[i, j], alone[image], atol=1e-5)
+      np.testing.assert_array_equal(actual[i, len(row) :], 0)
 
 
 def test_what_cannot_be_packed():

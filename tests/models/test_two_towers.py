@@ -36,10 +36,10 @@ def _features(model, params, tokens, attended=None):
 )
 def test_the_position_that_is_read(pool, where):
   model, params = _tower(pool=pool, end_token=9)
-  found = compiled.apply(model, {'params': params}, _TOKENS)
+  actual = compiled.apply(model, {'params': params}, _TOKENS)
   for i, position in enumerate(where):
     np.testing.assert_array_equal(
-      found['pooled'][i], found['tokens'][i, position]
+      actual['pooled'][i], actual['tokens'][i, position]
     )
 
 
@@ -68,9 +68,9 @@ def test_tokens_that_are_not_attended_to(how):
 def test_scanned_is_the_same():
   model, params = _tower(out_dim=5)
   scanned = model.clone(scan=True)
-  found = _features(scanned, layouts.stack_layers(params), _TOKENS)
+  actual = _features(scanned, layouts.stack_layers(params), _TOKENS)
   expected = _features(model, params, _TOKENS)
-  np.testing.assert_allclose(found, expected, atol=1e-6)
+  np.testing.assert_allclose(actual, expected, atol=1e-6)
   assert expected.shape == (2, 5)
 
 

@@ -67,18 +67,18 @@ def test_k_means_finds_separate_groups():
   centres = 10 * rng.standard_normal((6, 4)).astype(np.float32)
   points = np.repeat(centres, 50, axis=0)
   points += 0.1 * rng.standard_normal(points.shape).astype(np.float32)
-  found = codebook.k_means(points, 6, rng)
-  distance = abs(found[:, None] - centres).max(axis=-1).min(axis=0)
+  actual = codebook.k_means(points, 6, rng)
+  distance = abs(actual[:, None] - centres).max(axis=-1).min(axis=0)
   assert distance.max() < 0.1
-  nearest = np.asarray(codebook.nearest(jnp.asarray(found), points))
+  nearest = np.asarray(codebook.nearest(jnp.asarray(actual), points))
   assert (nearest.reshape(6, 50) == nearest[::50, None]).all()
 
 
 def test_patches_are_cut_row_by_row():
   image = np.arange(24).reshape(1, 4, 6, 1)
-  found = embedding.patches(image, (2, 3))
-  np.testing.assert_array_equal(found[0, 1], [3, 4, 5, 9, 10, 11])
-  np.testing.assert_array_equal(found[0, 2, 0], 12)
+  actual = embedding.patches(image, (2, 3))
+  np.testing.assert_array_equal(actual[0, 1], [3, 4, 5, 9, 10, 11])
+  np.testing.assert_array_equal(actual[0, 2, 0], 12)
   assert embedding.patches(image[:0], (2, 3)).shape == (0, 4, 6)
 
 
@@ -139,8 +139,8 @@ def test_a_tokenizer_learns_to_draw(tmp_path):
     checkpoint__every='200 steps',
   )
   assert loop.run(config, str(tmp_path)).status == 0
-  found = [x['val/loss'] for x in tiny.metrics(tmp_path) if 'val/loss' in x]
-  assert found[-1] < 0.7 * found[0]
+  actual = [x['val/loss'] for x in tiny.metrics(tmp_path) if 'val/loss' in x]
+  assert actual[-1] < 0.7 * actual[0]
   outputs = vit_jax.load(tmp_path).outputs(np.zeros((8, 8), np.uint8))
   assert outputs['features'].shape == (1, 16)
 
@@ -155,9 +155,9 @@ def test_beit_predicts_the_tokens_of_a_run(tokenizer_run, tmp_path):
   objective = experiment.program.objective
   images = jax.random.normal(jax.random.key(0), (2, 8, 8, 1))
   arrays = objective.init_extra(None)['tokenizer']
-  found = objective._tokenizer.tokens(arrays, images)
-  assert found.shape == (2, 16)
-  assert found.max() < 24
+  actual = objective._tokenizer.tokens(arrays, images)
+  assert actual.shape == (2, 16)
+  assert actual.max() < 24
   params = vit_jax.load(tokenizer_run).params
   jax.tree.map(np.testing.assert_array_equal, arrays['trunk'], params)
 

@@ -139,7 +139,7 @@ def test_the_backward_pass_of_a_locked_tower_is_left_out(finished):
 
 
 def test_the_end_of_a_text_is_read_also_where_it_is_cut():
-  found = []
+  actual = []
   for pool in ('end', 'largest'):
     e = experiment_lib.build(
       make_config({'text_pool': pool}, data__text_length=4)
@@ -147,24 +147,24 @@ def test_the_end_of_a_text_is_read_also_where_it_is_cut():
     objective, params = e.program.objective, e.init().params
     tokens = objective.text.encode_all(['a 1', 'the number 1.'], 'texts')
     assert (tokens[:, -1] > 0).tolist() == [False, True]
-    found.append(objective.text_outputs(params, tokens)['text_features'])
-  np.testing.assert_array_equal(*found)
+    actual.append(objective.text_outputs(params, tokens)['text_features'])
+  np.testing.assert_array_equal(*actual)
 
 
 def test_the_command_measures_a_run(finished, capsys):
   """With prompts of its own, and as in training."""
   args = (f'--from={finished}', '--data=digits', '--split=train[200:230]')
   args += '--format=json'
-  found = []
+  actual = []
   for probe in (
     ('--probe=zero_shot', '--templates=a {}.|one {}.'),
     ('--probe=retrieval',),
   ):
     assert commands.run(evaluate, *args, *probe) == 0
-    found.append(json.loads(capsys.readouterr().out))
+    actual.append(json.loads(capsys.readouterr().out))
   last = [x for x in tiny.metrics(finished) if 'zero/accuracy' in x][-1]
-  assert found[0]['accuracy'] == last['zero/accuracy']
-  assert found[1]['image_to_text@5'] == last['pairs/image_to_text@5']
+  assert actual[0]['accuracy'] == last['zero/accuracy']
+  assert actual[1]['image_to_text@5'] == last['pairs/image_to_text@5']
 
 
 def test_prompts_name_classes(finished, tmp_path, capsys):
@@ -174,9 +174,9 @@ def test_prompts_name_classes(finished, tmp_path, capsys):
   args = f'--from={finished}', tmp_path, '--format=json'
   prompts = ['a 0', 'the number 1', 'a 2']
   assert commands.run(predict, *args, f'--prompts={",".join(prompts)}') == 0
-  found = json.loads(capsys.readouterr().out)
-  assert len(found) == 3
-  for each in found:
+  actual = json.loads(capsys.readouterr().out)
+  assert len(actual) == 3
+  for each in actual:
     assert {x['class'] for x in each['predictions']} == set(prompts)
     total = sum(x['probability'] for x in each['predictions'])
     assert total == pytest.approx(1, abs=1e-5)
@@ -224,12 +224,12 @@ def test_images_are_found_by_texts_and_images(finished, tmp_path, capsys):
   queries = [*texts['embedding'], images['embedding'][2]]
   for query, answer in zip(queries, json.loads(told.out), strict=True):
     wanted = images['embedding'] @ query
-    found = {x['image']: x['similarity'] for x in answer['found']}
+    actual = {x['image']: x['similarity'] for x in answer['found']}
     expected = dict(zip(images['file'].tolist(), wanted, strict=True))
-    assert found == pytest.approx(expected, abs=1e-5)
-    assert sorted(found.values(), reverse=True) == list(found.values())
-  found = vit_jax.load(finished).outputs(images['file'].tolist())
-  np.testing.assert_allclose(found['features'], images['embedding'], atol=1e-5)
+    assert actual == pytest.approx(expected, abs=1e-5)
+    assert sorted(actual.values(), reverse=True) == list(actual.values())
+  actual = vit_jax.load(finished).outputs(images['file'].tolist())
+  np.testing.assert_allclose(actual['features'], images['embedding'], atol=1e-5)
   (cache,) = tmp_path.glob('photos.embeddings-*.npz')
   written = cache.stat().st_mtime_ns
   assert run(*args)[1].out.splitlines()[0] == 'a 3'
@@ -268,9 +268,9 @@ def test_any_model_finds_images_like_one(digits_run, tmp_path, capsys):
   cache = f'--cache={tmp_path}/cache.npz'
   assert commands.run(search, *args, cache, f'--image={tmp_path}/1.png') == 0
   (answer,) = json.loads(capsys.readouterr().out)
-  (found,) = answer['found']
-  assert found['image'] == str(tmp_path / '1.png')
-  assert found['similarity'] == pytest.approx(1, abs=1e-5)
+  (actual,) = answer['found']
+  assert actual['image'] == str(tmp_path / '1.png')
+  assert actual['similarity'] == pytest.approx(1, abs=1e-5)
   with pytest.raises(UserError, match='was trained for classification'):
     commands.run(search, *args, cache, '--text=a 3')
 
@@ -337,24 +337,24 @@ def test_transformers_embeds_the_same(kind, tmp_path):
   config.init_from.path = str(there)
   experiment = experiment_lib.build(config)
   params, ours = experiment.start.take(), vit_jax.load(run)
-  wanted = {'image': ours.params, **ours.objective_params}
-  jax.tree.map(np.testing.assert_array_equal, params, wanted)
+  expected = {'image': ours.params, **ours.objective_params}
+  jax.tree.map(np.testing.assert_array_equal, params, expected)
   objective, rng = experiment.program.objective, np.random.default_rng(0)
   images = rng.standard_normal((3, *objective.image_shape), np.float32)
   length = objective.text.length
   tokens = rng.integers(1, objective.text.vocabulary, (3, length))
   batch = {'image': images, 'text': tokens}
-  found = jax.jit(objective.outputs)(params, batch)
+  actual = jax.jit(objective.outputs)(params, batch)
   with torch.no_grad():
     answer = theirs.eval()(
       pixel_values=torch.tensor(images.transpose(0, 3, 1, 2).copy()),
       input_ids=torch.tensor(tokens),
     )
-  for name, wanted in (
+  for name, expected in (
     ('features', answer.image_embeds),
     ('text_features', answer.text_embeds),
   ):
-    np.testing.assert_allclose(found[name], wanted.numpy(), atol=1e-5)
+    np.testing.assert_allclose(actual[name], expected.numpy(), atol=1e-5)
 
 
 def test_towers_that_no_file_has(finished, tmp_path):
@@ -401,21 +401,21 @@ def test_a_file_of_both_towers_compares_and_finds(tmp_path, capsys):
   assert (
     commands.run(predict, *args, '--prompts=a cat,no', '--format=json') == 0
   )
-  found = json.loads(capsys.readouterr().out)
-  prepared = vit_jax.load(folder).preprocess([x['image'] for x in found])
+  actual = json.loads(capsys.readouterr().out)
+  prepared = vit_jax.load(folder).preprocess([x['image'] for x in actual])
   tokens = tokenizers.make(f'clip:{folder}/merges.txt', 9)(['a cat', 'no'])
   with torch.no_grad():
-    wanted = theirs(
+    expected = theirs(
       pixel_values=torch.tensor(prepared.transpose(0, 3, 1, 2).copy()),
       input_ids=torch.tensor(tokens),
     ).logits_per_image.softmax(dim=-1)
-  for each, row in zip(found, wanted.numpy(), strict=True):
+  for each, row in zip(actual, expected.numpy(), strict=True):
     given = {x['class']: x['probability'] for x in each['predictions']}
     assert [given['a cat'], given['no']] == pytest.approx(row, abs=1e-4)
   small = ('--quantize=int8', '--format=json')  # both towers
   assert commands.run(predict, *args, '--prompts=a cat,no', *small) == 0
   for each, row in zip(
-    json.loads(capsys.readouterr().out), wanted.numpy(), strict=True
+    json.loads(capsys.readouterr().out), expected.numpy(), strict=True
   ):
     given = {x['class']: x['probability'] for x in each['predictions']}
     assert [given['a cat'], given['no']] == pytest.approx(row, abs=0.02)

@@ -40,11 +40,11 @@ def test_the_teacher_is_evaluated_and_loaded(finished):
   _, path = finished
   vit = vit_jax.load(path)
   assert vit.origin.averaged
-  found = checkpoint.checksums(vit.params)
+  actual = checkpoint.checksums(vit.params)
   stored = methods.final_state(path)
-  for name, value in found.items():
+  for name, value in actual.items():
     assert value == stored[f'extra/average/trunk/{name}'], name
-  assert any(x != stored[f'params/trunk/{name}'] for name, x in found.items())
+  assert any(x != stored[f'params/trunk/{name}'] for name, x in actual.items())
 
 
 def test_the_heads_travel_in_the_authors_names(finished, tmp_path):
@@ -60,20 +60,20 @@ def test_the_heads_travel_in_the_authors_names(finished, tmp_path):
   tensors = {k: torch.from_numpy(x) for k, x in arrays.items()}
   other = {k: 2 * x for k, x in tensors.items()}
   torch.save({'student': other, 'teacher': tensors}, tmp_path / 'x.pth')
-  found = build(
+  actual = build(
     method,
     init_from__path=str(tmp_path / 'x.pth'),
     model__mlp=TANH,  # which the file does not say
   ).init()
   params, _, _ = restoring.restore_params(path, None)
-  flat, wanted = (
+  flat, expected = (
     traverse_util.flatten_dict(jax.device_get(x), sep='/')
-    for x in (found.params, params)
+    for x in (actual.params, params)
   )
   for key in ('head/last_layer/kernel', 'head/dense_0/bias'):
-    np.testing.assert_array_equal(flat[key], wanted[key])
+    np.testing.assert_array_equal(flat[key], expected[key])
   key = 'trunk/blocks_1/mlp/up/kernel'
-  np.testing.assert_array_equal(flat[key], wanted[key])
+  np.testing.assert_array_equal(flat[key], expected[key])
   config = methods.config(method, {'bottleneck': 4}, model__mlp=TANH)
   config.init_from.path = str(tmp_path / 'x.pth')
   with pytest.raises(UserError, match=r'^[^\n]*beside its trunk[^\n]*$'):
@@ -134,8 +134,8 @@ def test_the_last_layer_is_held_and_the_teacher_follows():
   old, new = before[step], before[step + 1]
   for name in ('trunk', 'head'):
     jax.tree.map(
-      lambda t, p, found: np.testing.assert_allclose(
-        found, momentum * t + (1 - momentum) * p, atol=1e-6
+      lambda t, p, actual: np.testing.assert_allclose(
+        actual, momentum * t + (1 - momentum) * p, atol=1e-6
       ),
       old.extra['average'][name],
       new.params[name],
@@ -150,7 +150,7 @@ def test_local_crops_have_resized_positions():
   e = build('dino')
   objective, params = e.program.objective, e.init().params['trunk']
   images = jax.random.normal(jax.random.key(0), (2, 3, 4, 4, 1))
-  found = jax.jit(objective.apply_crops)(params, images)['features']
+  actual = jax.jit(objective.apply_crops)(params, images)['features']
   table = np.asarray(params['position_embedding'])
   prefix = 2  # class token and register
   small = resize.positions(table[:, prefix:], (4, 4), (2, 2), 'bicubic')
@@ -159,8 +159,8 @@ def test_local_crops_have_resized_positions():
   }
   apply = jax.jit(objective.apply)
   for i in range(3):
-    wanted = apply(own, images[:, i])
-    np.testing.assert_allclose(found[:, i], wanted, atol=1e-5)
+    expected = apply(own, images[:, i])
+    np.testing.assert_allclose(actual[:, i], expected, atol=1e-5)
 
 
 def test_crops_of_one_size_have_masks_of_their_own():
@@ -172,11 +172,11 @@ def test_crops_of_one_size_have_masks_of_their_own():
   images = jnp.broadcast_to(image, (1, 2, 8, 8, 1))
   rng = Rng(jax.random.key(2, impl='threefry2x32'), jnp.arange(1))
   see = jax.jit(objective.see, static_argnames='is_local')
-  found = [
+  actual = [
     see(params, images, rng, is_local=is_local)['features'][0]
     for is_local in (False, True)
   ]
-  assert len(np.unique(np.concatenate(found), axis=0)) == 4
+  assert len(np.unique(np.concatenate(actual), axis=0)) == 4
 
 
 def test_masks_depend_on_the_row_alone():
@@ -192,9 +192,9 @@ def test_masks_depend_on_the_row_alone():
 
 def test_sinkhorn_uses_all_prototypes_alike():
   logits = jax.random.normal(jax.random.key(0), (3, 40, 8))
-  found = prototypes.sinkhorn_knopp(logits, 0.5, 50)
-  np.testing.assert_allclose(found.sum(axis=-1), 1, rtol=1e-5)
-  np.testing.assert_allclose(found.sum(axis=(0, 1)), 120 / 8, rtol=1e-3)
+  actual = prototypes.sinkhorn_knopp(logits, 0.5, 50)
+  np.testing.assert_allclose(actual.sum(axis=-1), 1, rtol=1e-5)
+  np.testing.assert_allclose(actual.sum(axis=(0, 1)), 120 / 8, rtol=1e-3)
   large = prototypes.sinkhorn_knopp(1e4 * logits, 0.5, 3)
   assert jnp.isfinite(large).all()
 
@@ -204,12 +204,12 @@ def test_no_masked_patch_is_no_error():
   """As before `mask_start`, and without a centre to move."""
   weights = jnp.zeros((2, 5))
   logits = jax.random.normal(jax.random.key(0), (2, 5, 8))
-  for found in (
+  for actual in (
     prototypes.sinkhorn_knopp(logits, 0.1, 3, weights),
     prototypes.patch_loss(logits, jax.nn.softmax(logits), weights, 0.1),
     prototypes.update_centre(jnp.ones(8), logits, 0.9, weights),
   ):
-    assert jnp.isfinite(found).all()
+    assert jnp.isfinite(actual).all()
   e = build('dinov2', {'mask_start': '100 steps'})
   with e.train_batches(0) as batches:
     _, metrics = e.program.train_step(e.init(), next(batches), 0)
@@ -220,13 +220,13 @@ def test_koleo_is_the_distance_to_the_nearest():
   x = np.array([[1, 0], [3, 0.1], [0, 2], [-1, 1]], np.float32)
   unit = x / np.linalg.norm(x, axis=1, keepdims=True)
   gaps = np.linalg.norm(unit[:, None] - unit, axis=-1) + 9 * np.eye(4)
-  wanted = -np.log(gaps.min(axis=1)).mean()
-  assert prototypes.koleo(jnp.asarray(x)) == pytest.approx(wanted, rel=1e-4)
+  expected = -np.log(gaps.min(axis=1)).mean()
+  assert prototypes.koleo(jnp.asarray(x)) == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_temperature_warms_up():
-  found = [float(prototypes.warmed_up(0.04, 0.07, 4, i)) for i in range(6)]
-  np.testing.assert_allclose(found, [0.04, 0.05, 0.06, 0.07, 0.07, 0.07])
+  actual = [float(prototypes.warmed_up(0.04, 0.07, 4, i)) for i in range(6)]
+  np.testing.assert_allclose(actual, [0.04, 0.05, 0.06, 0.07, 0.07, 0.07])
   assert prototypes.warmed_up(0.04, 0.07, 0, 0) == pytest.approx(0.07)
   assert prototypes.warmed_up(0.04, 0.07, 1, 0) == pytest.approx(0.04)
 

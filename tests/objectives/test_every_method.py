@@ -76,7 +76,10 @@ def take_steps(experiment, state, steps, repeats=1):
         copy = jax.tree.map(jnp.copy, state)  # the step overwrites it
         program = experiment.program.variant(step)
         state, scalars = program.train_step(copy, batch, np.int32(step))
-        yield jax.device_get((state, scalars))
+        yield (
+          jax.device_get(state),
+          {name: float(x) for name, x in scalars.items()},
+        )
 
 
 def build(method, changes, *, resumes=False):
@@ -103,7 +106,7 @@ def test_there_is_a_case_for_each_method():
   with pytest.raises(UserError, match='choose one of') as error:
     experiment_lib.check(config)
   listed = str(error.value).partition('choose one of ')[2]
-  names = re.findall(r'\w+', listed.partition(';')[0])
+  names = re.findall(r'\w+', listed.partition(', or')[0])
   assert {*names} <= {method.partition(',')[0] for method in methods.METHODS}
 
 

@@ -69,10 +69,10 @@ def test_clusters_are_those_of_the_pixels():
   centres = np.array([[0.1, 0.2, 0.9], [0.5, 0.5, 0.5], [0.9, 0.1, 0.3]])
   rng = np.random.default_rng(0)
   pixels = centres[rng.integers(3, size=900)] + rng.normal(0, 0.01, (900, 3))
-  found = igpt.find_clusters(pixels, 3, seed=0)
-  np.testing.assert_allclose(found, centres, atol=0.003)
+  actual = igpt.find_clusters(pixels, 3, seed=0)
+  np.testing.assert_allclose(actual, centres, atol=0.003)
   again = igpt.find_clusters(pixels[::-1], 3, seed=0)
-  np.testing.assert_array_equal(found, again)
+  np.testing.assert_array_equal(actual, again)
 
 
 def test_loaded_and_looked_into(finished, images, capsys):
@@ -84,9 +84,9 @@ def test_loaded_and_looked_into(finished, images, capsys):
   assert commands.run(evaluate, *args, *probe) == 0
   assert json.loads(capsys.readouterr().out)
   assert commands.run(evaluate, *args, '--step=newest', '--format=json') == 0
-  found = json.loads(capsys.readouterr().out)
+  actual = json.loads(capsys.readouterr().out)
   trained = [x for x in tiny.metrics(finished) if 'val/loss' in x][-1]
-  assert found['loss'] == pytest.approx(trained['val/loss'], abs=1e-5)
+  assert actual['loss'] == pytest.approx(trained['val/loss'], abs=1e-5)
 
 
 def test_a_classifier_starts_from_it(finished, tmp_path):

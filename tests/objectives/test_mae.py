@@ -75,7 +75,7 @@ def test_a_run_continues_with_its_decoder(finished):
   scanned = start(make_config(init_from__path=str(finished), model__scan=True))
   blocks = before.objective_params['decoder']['blocks_1']
   jax.tree.map(
-    lambda found, wanted: np.testing.assert_array_equal(found[1], wanted),
+    lambda actual, expected: np.testing.assert_array_equal(actual[1], expected),
     scanned['decoder']['blocks'],
     blocks,
   )
@@ -110,14 +110,14 @@ def test_files_of_others_hold_all_of_it_to_the_bit(finished, name, tmp_path):
   args = str(finished), str(there), f'--to={name}'
   assert commands.run(convert, *args, '--whole') == 0
   params = start(make_config(init_from__path=str(there)))
-  wanted = vit_jax.load(finished)
-  wanted = {'trunk': wanted.params, **wanted.objective_params}
-  jax.tree.map(np.testing.assert_array_equal, params, wanted)
+  expected = vit_jax.load(finished)
+  expected = {'trunk': expected.params, **expected.objective_params}
+  jax.tree.map(np.testing.assert_array_equal, params, expected)
   alone = tmp_path / 'alone'
   assert commands.run(convert, *args[:1], str(alone), *args[2:]) == 0
   config = make_config(init_from__path=str(alone), seed=1)
-  found = start(config)['decoder']['mask_token']
-  assert not np.array_equal(found, wanted['decoder']['mask_token'])
+  actual = start(config)['decoder']['mask_token']
+  assert not np.array_equal(actual, expected['decoder']['mask_token'])
 
 
 def test_transformers_computes_the_same_loss(finished, tmp_path):
@@ -142,8 +142,8 @@ def test_transformers_computes_the_same_loss(finished, tmp_path):
   )
   pixels = torch.tensor(image.transpose(0, 3, 1, 2))
   with torch.no_grad():
-    wanted = theirs.eval()(pixels, noise=torch.tensor(noise)).loss
-  assert errors.mean() == pytest.approx(float(wanted), rel=1e-5)
+    expected = theirs.eval()(pixels, noise=torch.tensor(noise)).loss
+  assert errors.mean() == pytest.approx(float(expected), rel=1e-5)
 
 
 def test_what_has_nothing_beside_it_is_not_written_whole(tmp_path):

@@ -94,9 +94,9 @@ def test_clip_has_the_published_image_tower():
 
 def test_codes_of_the_data():
   assert load('setr_pup_ade20k')[1]['data.map.labels'] == tuple(range(1, 151))
-  found = load('setr_pup_cityscapes')[1]['data.map.labels']
-  assert len(found) == 19 and found[0] == 7 and found[-1] == 33
-  assert 14 not in found and 18 not in found
+  actual = load('setr_pup_cityscapes')[1]['data.map.labels']
+  assert len(actual) == 19 and actual[0] == 7 and actual[-1] == 33
+  assert 14 not in actual and 18 not in actual
 
 
 def count_of(name, image, classes):
@@ -128,18 +128,18 @@ PARAMETERS = {
 
 @pytest.mark.parametrize('head', PARAMETERS)
 def test_setr_has_the_published_heads(head):
-  found = count_of(f'setr_{head}_ade20k', features.Image(), 150)
-  assert PARAMETERS[head].items() <= found.items()
+  actual = count_of(f'setr_{head}_ade20k', features.Image(), 150)
+  assert PARAMETERS[head].items() <= actual.items()
   count = 4 if head == 'mla' else 3
-  assert len([x for x in found if x.startswith('auxiliary')]) == count
+  assert len([x for x in actual if x.startswith('auxiliary')]) == count
 
 
 def test_unetr_has_the_published_size():
   """MONAI's of 14 classes: 92.8 million parameters."""
   image = input_kinds.Volume((96, 96, 96))
-  found = count_of('unetr_btcv', image, 14)
-  assert found['trunk'] == 88_340_736
-  assert sum(found.values()) == 92_784_046
+  actual = count_of('unetr_btcv', image, 14)
+  assert actual['trunk'] == 88_340_736
+  assert sum(actual.values()) == 92_784_046
 
 
 @pytest.mark.slow
@@ -157,5 +157,5 @@ def test_the_cost_of_a_step_with_chosen_layers(name):
   }
   made = objectives.create(config, there)
   params = jax.eval_shape(made.init, jax.random.key(0))
-  found = cost.step_flops(config, there, params)
-  assert 0 < 2 * found.forward < found.step
+  actual = cost.step_flops(config, there, params)
+  assert 0 < 2 * actual.forward < actual.step

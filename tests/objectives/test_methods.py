@@ -40,21 +40,21 @@ def test_evaluation_is_that_of_training(finished, capsys, tmp_path):
   args = f'--from={path}', '--step=newest', f'--data={data}', '--format=json'
   args += (f'--predictions={tmp_path}/rows.csv',)
   assert commands.run(evaluate, *args, '--split=train[80%:]') == 0
-  found = json.loads(capsys.readouterr().out)
+  actual = json.loads(capsys.readouterr().out)
   trained = [line for line in tiny.metrics(path) if 'val/loss' in line][-1]
   name = methods.METHODS[method]['checkpoint.best'].removeprefix('val/')
-  assert found[name] == pytest.approx(trained[f'val/{name}'], abs=1e-5)
-  assert found['examples'] == trained['val/examples']
+  assert actual[name] == pytest.approx(trained[f'val/{name}'], abs=1e-5)
+  assert actual['examples'] == trained['val/examples']
   with (tmp_path / 'rows.csv').open() as file:
     rows = list(csv.DictReader(file))
-  assert len(rows) == found['examples']
+  assert len(rows) == actual['examples']
   if method == 'regression':
     names = vit_jax.load(path).preprocess.target.names
     errors = [
       float(x[f'{n}_predicted']) - float(x[n]) for x in rows for n in names
     ]
-    wanted = pytest.approx(found['mean_absolute_error'], rel=1e-4)
-    assert np.abs(errors).mean() == wanted
+    expected = pytest.approx(actual['mean_absolute_error'], rel=1e-4)
+    assert np.abs(errors).mean() == expected
 
 
 def test_loaded_and_looked_into(finished, capsys, tmp_path):
@@ -74,8 +74,8 @@ def test_loaded_and_looked_into(finished, capsys, tmp_path):
   assert commands.run(predict, f'--from={path}', file, '--format=json') == 0
   (answer,) = json.loads(capsys.readouterr().out)
   if method == 'regression':
-    found = [answer['numbers'][name] for name in names]
-    np.testing.assert_allclose(found, outputs['numbers'][0], atol=1e-4)
+    actual = [answer['numbers'][name] for name in names]
+    np.testing.assert_allclose(actual, outputs['numbers'][0], atol=1e-4)
   else:
     assert {x['class'] for x in answer['predictions']} <= set(names)
 
@@ -92,21 +92,21 @@ def test_metrics_are_scikit_learns():
     out = jax.jit(objective.outputs)(params, {'image': images})
     name = objective.target[0]
     batch = {name: source.arrays[name], 'valid': np.ones(len(source), bool)}
-    found = objective.measure(jax.device_get(out), batch).compute()
+    actual = objective.measure(jax.device_get(out), batch).compute()
     if method == 'regression':
       truth = source.arrays[name], out['numbers']
-      wanted = {
+      expected = {
         'r2': sklearn_metrics.r2_score(*truth),
         'mean_absolute_error': sklearn_metrics.mean_absolute_error(*truth),
       }
     else:
-      wanted = {
+      expected = {
         'map': sklearn_metrics.average_precision_score(
           source.arrays[name], out['logits'], average='macro'
         )
       }
-    for key, value in wanted.items():
-      assert found[key] == pytest.approx(value, abs=1e-4)
+    for key, value in expected.items():
+      assert actual[key] == pytest.approx(value, abs=1e-4)
 
 
 def test_huber_pulls_less_than_squares():

@@ -43,19 +43,19 @@ def test_batch_norm_is_torchs():
   theirs, ours = torch.nn.BatchNorm1d(5), projection.BatchNorm()
   variables = ours.init(jax.random.key(0), jnp.asarray(x))
   for _ in range(2):
-    wanted = theirs(torch.tensor(x)).detach().numpy()
-    found, moved = ours.apply(variables, x, train=True, mutable=['statistics'])
+    expected = theirs(torch.tensor(x)).detach().numpy()
+    actual, moved = ours.apply(variables, x, train=True, mutable=['statistics'])
     variables = variables | moved
-    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
   theirs.eval()
-  wanted = theirs(torch.tensor(x)).detach().numpy()
-  np.testing.assert_allclose(ours.apply(variables, x), wanted, atol=1e-5)
+  expected = theirs(torch.tensor(x)).detach().numpy()
+  np.testing.assert_allclose(ours.apply(variables, x), expected, atol=1e-5)
   for ours_, theirs_ in (
     ('mean', theirs.running_mean),
     ('var', theirs.running_var),
   ):
-    found = variables['statistics'][ours_]
-    np.testing.assert_allclose(found, theirs_.numpy(), rtol=1e-5)
+    actual = variables['statistics'][ours_]
+    np.testing.assert_allclose(actual, theirs_.numpy(), rtol=1e-5)
 
 
 def published(finished, path):
@@ -99,9 +99,9 @@ def test_files_of_the_authors_load(finished, tmp_path):
   e = experiment_lib.build(
     make_config(init_from__path=str(path), model__mlp="mlp(gelu='exact')")
   )
-  found = jax.device_get(e.init().params)
+  actual = jax.device_get(e.init().params)
   for name in ('projector', 'predictor'):
-    jax.tree.map(np.testing.assert_array_equal, found[name], params[name])
+    jax.tree.map(np.testing.assert_array_equal, actual[name], params[name])
 
 
 def test_its_small_vit_has_twelve_heads():

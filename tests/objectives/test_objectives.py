@@ -49,8 +49,8 @@ def test_cross_entropy(name, smoothing, labels):
     p = 1 / (1 + np.exp(-LOGITS.astype(float)))
     each = targets * np.log(p) + (1 - targets) * np.log(1 - p)
     expected = -each.sum(-1)
-  found = losses.cross_entropy(LOGITS, jnp.asarray(labels), name, smoothing)
-  np.testing.assert_allclose(found, expected, rtol=1e-5)
+  actual = losses.cross_entropy(LOGITS, jnp.asarray(labels), name, smoothing)
+  np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize('labels', [LABELS, SHARES], ids=['ids', 'shares'])
@@ -59,7 +59,7 @@ def test_cross_entropy(name, smoothing, labels):
 def test_weights_of_classes(name, smoothing, labels):
   """A mixed image has the weighted losses of its classes, in their shares."""
   weights = np.array([0.5, 2, 3, 0.1], np.float32)
-  found = class_weights.weighted_cross_entropy(
+  actual = class_weights.weighted_cross_entropy(
     LOGITS, jnp.asarray(labels), weights, name, smoothing
   )
   if labels.ndim == 1 or name == 'sigmoid_any':  # which has no shares
@@ -70,7 +70,7 @@ def test_weights_of_classes(name, smoothing, labels):
     ids = [np.full(5, k, np.int32) for k in range(4)]
     alone = [losses.cross_entropy(LOGITS, k, name, smoothing) for k in ids]
     expected = (np.stack(alone, 1) * labels * weights).sum(1)
-  np.testing.assert_allclose(found, expected, rtol=1e-5)
+  np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 def test_resolved_weights():
@@ -144,9 +144,9 @@ def test_accuracy():
 def test_metrics_leave_padding_out():
   mask = np.array([True, True, False, True, False])
   each = np.arange(5, dtype=np.float32)
-  found = metrics.classification(LOGITS, LABELS, each, mask).compute()
-  assert found['loss'] == pytest.approx(4 / 3)
-  assert found['examples'] == 3
+  actual = metrics.classification(LOGITS, LABELS, each, mask).compute()
+  assert actual['loss'] == pytest.approx(4 / 3)
+  assert actual['examples'] == 3
 
 
 @functools.cache
@@ -160,26 +160,26 @@ def first_step(**overrides):
   """Returns the state and the metrics of one step, and its batch."""
   e = build(**overrides)
   batch = jax.device_get(next(e.train_batches(0)))
-  state, found = e.program.train_step(e.init(), batch, np.int32(0))
-  return e, batch, state, jax.device_get(found)
+  state, actual = e.program.train_step(e.init(), batch, np.int32(0))
+  return e, batch, state, jax.device_get(actual)
 
 
 def test_a_sigmoid_starts_at_its_bias():
   """A head of zeros says what the bias says: the loss is known."""
   bias = -np.log(9.0)  # one class of ten
   config = {'objective__loss': 'sigmoid', 'model__initializers': 'vit'}
-  _, _, _, found = first_step(**config, model__head=f'linear(bias={bias})')
+  _, _, _, actual = first_step(**config, model__head=f'linear(bias={bias})')
   entropy = -np.log(0.1) - 9 * np.log(0.9)
-  assert found['loss'] == pytest.approx(entropy, rel=1e-5)
-  _, _, _, found = first_step(**config)
-  assert found['loss'] == pytest.approx(10 * np.log(2), rel=1e-5)
+  assert actual['loss'] == pytest.approx(entropy, rel=1e-5)
+  _, _, _, actual = first_step(**config)
+  assert actual['loss'] == pytest.approx(10 * np.log(2), rel=1e-5)
 
 
 def test_the_evaluation_has_the_loss_of_the_objective():
   e = build(objective__loss='sigmoid', model__initializers='vit')
   batch = next(e.eval_batches('val'))
-  found, _ = e.program.eval_step(accuracy.measure)(e.init().params, batch)
-  assert found.compute()['loss'] == pytest.approx(10 * np.log(2), rel=1e-5)
+  actual, _ = e.program.eval_step(accuracy.measure)(e.init().params, batch)
+  assert actual.compute()['loss'] == pytest.approx(10 * np.log(2), rel=1e-5)
 
 
 def test_smoothing_is_not_evaluated():
@@ -227,7 +227,7 @@ def test_distillation(teacher, kind, token):
   """The first step's loss, by NumPy from both models' answers."""
   from vit_jax import weights
 
-  e, batch, _, found = first_step(
+  e, batch, _, actual = first_step(
     objective__options__teacher=teacher,
     objective__options__distillation=kind,
     objective__options__teacher_weight=0.3,
@@ -253,9 +253,9 @@ def test_distillation(teacher, kind, token):
   else:
     p, q = log_softmax(answers / 2), log_softmax(listening / 2)
     other = 4 * (np.exp(p) * (p - q)).sum(-1).mean()
-  assert found['distillation_loss'] == pytest.approx(float(other), rel=1e-4)
+  assert actual['distillation_loss'] == pytest.approx(float(other), rel=1e-4)
   both = float(0.7 * loss + 0.3 * other)
-  assert found['loss'] == pytest.approx(both, rel=1e-4)
+  assert actual['loss'] == pytest.approx(both, rel=1e-4)
 
 
 @pytest.mark.slow
@@ -277,12 +277,12 @@ def test_a_student_runs_and_is_loaded_without_its_teacher(teacher, tmp_path):
 def test_a_replay_looks_at_the_student_alone(teacher):
   e = build(objective__options__teacher=teacher, **STUDENT)
   batch = next(e.train_batches(0))
-  found = diagnose.examine(e, e.init(), batch, 0)
-  pixels = np.asarray(batch['image'])[found.drawn] / 255
-  np.testing.assert_allclose(found.images, (pixels - 0.2) / 0.7, atol=1e-5)
-  names = [(event.path, event.phase) for event in found.events]
+  actual = diagnose.examine(e, e.init(), batch, 0)
+  pixels = np.asarray(batch['image'])[actual.drawn] / 255
+  np.testing.assert_allclose(actual.images, (pixels - 0.2) / 0.7, atol=1e-5)
+  names = [(event.path, event.phase) for event in actual.events]
   assert len(set(names)) == len(names)
-  np.testing.assert_array_equal(found.targets['label'], batch['label'])
+  np.testing.assert_array_equal(actual.targets['label'], batch['label'])
 
 
 def source_of(names):

@@ -35,8 +35,8 @@ def test_cross_entropy_and_what_it_is_divided_by(maps):
     (None, 'weights', loss.mean()),
     (weights, 'weights', (share * loss).sum() / share.sum()),
   ):
-    found = pixel_losses.cross_entropy(*maps, given, over=over)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    actual = pixel_losses.cross_entropy(*maps, given, over=over)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 def test_hard_examples_against_a_sort(maps):
@@ -45,8 +45,8 @@ def test_hard_examples_against_a_sort(maps):
   for threshold, least in ((0.3, 1), (0.3, 20), (0.0, 7), (1.0, 10**6)):
     kth = np.sort(probability)[min(2 * least, len(loss)) - 1]  # of two images
     hard = probability <= max(kth, threshold)
-    found = pixel_losses.hard_examples(*maps, threshold=threshold, least=least)
-    np.testing.assert_allclose(found, loss[hard].mean(), rtol=1e-5)
+    actual = pixel_losses.hard_examples(*maps, threshold=threshold, least=least)
+    np.testing.assert_allclose(actual, loss[hard].mean(), rtol=1e-5)
 
 
 def test_focal_without_gamma_is_the_cross_entropy(maps):

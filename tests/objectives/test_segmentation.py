@@ -54,15 +54,15 @@ def test_measures_are_those_of_all_pixels():
       (slice(2, 5), [False, True, True]),
     )
   ]
-  found = collections[0].merge(collections[1]).compute()
+  actual = collections[0].merge(collections[1]).compute()
   predicted = np.asarray(outputs['segments'])
   matrix = metrics.confusion(labels, predicted, 11, labels != 255)
-  wanted = segments.overlaps(matrix)
-  assert found['miou'] == pytest.approx(wanted.mean_iou)
-  assert found['accuracy'] == pytest.approx(wanted.total)
-  assert found['dice'] == pytest.approx(segments.mean(wanted.dice))
-  np.testing.assert_allclose(found['iou'], wanted.iou)
-  assert found['examples'] == 5
+  expected = segments.overlaps(matrix)
+  assert actual['miou'] == pytest.approx(expected.mean_iou)
+  assert actual['accuracy'] == pytest.approx(expected.total)
+  assert actual['dice'] == pytest.approx(segments.mean(expected.dice))
+  np.testing.assert_allclose(actual['iou'], expected.iou)
+  assert actual['examples'] == 5
 
 
 @pytest.mark.slow
@@ -178,10 +178,10 @@ def test_a_trunk_of_another_run(tmp_path):
   )
   experiment = experiment_lib.build(config)
   started = experiment.start.take()
-  wanted = vit_jax.load(tmp_path / 'first').params
+  expected = vit_jax.load(tmp_path / 'first').params
   np.testing.assert_array_equal(
     started['trunk']['patch_embedding']['kernel'],
-    wanted['patch_embedding']['kernel'],
+    expected['patch_embedding']['kernel'],
   )
 
 
@@ -191,27 +191,27 @@ def test_the_command_measures_a_run(finished, tmp_path, capsys):
   args = f'--from={finished}', '--data=scenes', '--split=test[:12]'
   args += ('--source_size=16x16', f'--predictions={table}')
   assert commands.run(evaluate, *args, '--format=json') == 0
-  found = json.loads(capsys.readouterr().out)
+  actual = json.loads(capsys.readouterr().out)
   last = [x for x in tiny.metrics(finished) if 'val/miou' in x][-1]
   for name in ('miou', 'dice', 'accuracy', 'iou/background'):
-    assert found[name] == pytest.approx(last[f'val/{name}'], abs=1e-6)
-  matrix = np.array(found['confusion'])
+    assert actual[name] == pytest.approx(last[f'val/{name}'], abs=1e-6)
+  matrix = np.array(actual['confusion'])
   assert matrix.sum() == 12 * 16 * 16
   right = np.trace(matrix) / matrix.sum()
-  assert right == pytest.approx(found['accuracy'], abs=1e-6)
+  assert right == pytest.approx(actual['accuracy'], abs=1e-6)
   rows = pd.read_csv(table)
   assert rows['accuracy'].mean() == pytest.approx(right, abs=1e-5)
-  worst = found['worst']['miou']
+  worst = actual['worst']['miou']
   assert len(worst) == 10
   assert worst[0]['miou'] == pytest.approx(rows['miou'].min())
-  low, high = found['miou_interval']
-  assert low <= found['miou'] <= high and 'hausdorff95' not in found
+  low, high = actual['miou_interval']
+  assert low <= actual['miou'] <= high and 'hausdorff95' not in actual
   assert set(rows) == {'index', 'miou', 'accuracy', 'file'}
   assert commands.run(evaluate, *args, '--hausdorff', '--format=json') == 0
-  found = json.loads(capsys.readouterr().out)
-  assert 0 <= found['hausdorff95/background'] < 16
-  assert 0 < found['missed_objects'] <= found['objects']
-  assert found['miou_classes'] <= 11
+  actual = json.loads(capsys.readouterr().out)
+  assert 0 <= actual['hausdorff95/background'] < 16
+  assert 0 < actual['missed_objects'] <= actual['objects']
+  assert actual['miou_classes'] <= 11
 
 
 @pytest.fixture(scope='module')
@@ -241,11 +241,11 @@ def test_whole_images_are_measured_at_their_size(
   table = tmp_path / 'images.csv'
   args += ('--split=train', f'--predictions={table}', '--format=json')
   assert commands.run(evaluate, *args, '--hausdorff', *how) == 0
-  found = json.loads(capsys.readouterr().out)
-  matrix = np.array(found['confusion'])
+  actual = json.loads(capsys.readouterr().out)
+  matrix = np.array(actual['confusion'])
   assert matrix.sum() == 16 * 16 + 21 * 40 + 9 * 5 - 3
-  assert found['examples'] == len(pd.read_csv(table)) == 3
-  assert found['hausdorff95/background'] >= 0
+  assert actual['examples'] == len(pd.read_csv(table)) == 3
+  assert actual['hausdorff95/background'] >= 0
   flags = [flag for flag in how if flag != '--whole']
   output = f'--output={tmp_path}/maps'
   images = folder_of_pairs / 'images'
@@ -253,7 +253,7 @@ def test_whole_images_are_measured_at_their_size(
     commands.run(predict, f'--from={finished}', images, output, *flags) == 0
   )
   capsys.readouterr()
-  wanted = np.zeros_like(matrix)
+  expected = np.zeros_like(matrix)
   for i in range(3):
     labels, guess = (
       cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
@@ -262,9 +262,9 @@ def test_whole_images_are_measured_at_their_size(
         tmp_path / 'maps' / f'{i}.map.png',
       )
     )
-    np.add.at(wanted, (labels[labels != 255], guess[labels != 255]), 1)
-  np.testing.assert_array_equal(matrix, wanted)
-  assert found['miou'] == pytest.approx(segments.overlaps(wanted).mean_iou)
+    np.add.at(expected, (labels[labels != 255], guess[labels != 255]), 1)
+  np.testing.assert_array_equal(matrix, expected)
+  assert actual['miou'] == pytest.approx(segments.overlaps(expected).mean_iou)
 
 
 @pytest.mark.parametrize('how', [(), ('--scales=1,1.5', '--flip')])
@@ -281,22 +281,24 @@ def test_maps_of_images_of_any_size(how, finished, tmp_path, capsys, caplog):
   captured = capsys.readouterr()
   assert 'bad.png' in captured.err
   assert f'maps of 3 of 4 images are in {output}' in caplog.text
-  found = json.loads(captured.out)
+  actual = json.loads(captured.out)
   for i, (height, width) in enumerate([(16, 16), (21, 40), (9, 5)]):
     labels = cv2.imread(str(output / f'{i}.map.png'), cv2.IMREAD_UNCHANGED)
     assert labels.shape == (height, width)
-    shares = list(found[i]['numbers'].values())
+    shares = list(actual[i]['numbers'].values())
     counts = np.bincount(labels.ravel(), minlength=11) / labels.size
     np.testing.assert_allclose(shares, counts)
     colours = cv2.imread(str(output / f'{i}.colour.png'))[..., ::-1]
     names = ['background', *map(str, range(10))]
-    wanted = style.label_colours(names)[labels]
-    np.testing.assert_array_equal(colours, wanted)
+    expected = style.label_colours(names)[labels]
+    np.testing.assert_array_equal(colours, expected)
     assert cv2.imread(str(output / f'{i}.overlay.png')).shape == colours.shape
   args = f'--from={finished}', folder / '0.png', f'--output={output}', '--top=2'
   assert commands.run(predict, *args, *how) == 0
   _, *lines = capsys.readouterr().out.splitlines()
-  largest = sorted(filter(None, found[0]['numbers'].values()), reverse=True)[:2]
+  largest = sorted(filter(None, actual[0]['numbers'].values()), reverse=True)[
+    :2
+  ]
   assert [x.split()[-2] for x in lines] == [f'{x:.6g}' for x in largest]
 
 
@@ -310,8 +312,8 @@ def test_each_image_has_maps_of_its_own(finished, tmp_path, capsys):
   images = [tmp_path / path for path in paths]
   args = f'--from={finished}', *images, f'--output={output}'
   assert commands.run(predict, *args) == 0
-  found = [cv2.imread(str(x)).shape[1] for x in output.glob('*.map.png')]
-  assert sorted(found) == [16, 17, 18]
+  actual = [cv2.imread(str(x)).shape[1] for x in output.glob('*.map.png')]
+  assert sorted(actual) == [16, 17, 18]
 
 
 def test_pictures_of_maps_and_their_errors(finished, tmp_path, capsys):
@@ -323,8 +325,8 @@ def test_pictures_of_maps_and_their_errors(finished, tmp_path, capsys):
   assert len(numbers['overlays']['images']) == 3
   totals = np.sum(numbers['overlays']['shares'], axis=1)
   np.testing.assert_allclose(totals, 1, rtol=1e-5)
-  found = [x['miou'] for x in numbers['errors']['worst']]
-  assert found == sorted(found) and len(found) == 12
+  actual = [x['miou'] for x in numbers['errors']['worst']]
+  assert actual == sorted(actual) and len(actual) == 12
   for name in ('overlays', 'errors'):
     assert (tmp_path / 'out' / f'{name}.png').stat().st_size > 500
   page = (tmp_path / 'out' / 'report.html').read_text()

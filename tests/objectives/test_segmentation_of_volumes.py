@@ -48,21 +48,21 @@ def test_windows_are_those_of_the_host():
   def apply(volumes):
     return objective.outputs(params, {'image': volumes})['logits']
 
-  wanted = windows.slide(apply, volumes, (16, 16, 16), (8, 8, 8))
-  found = apply(volumes)
-  assert found.shape == (2, 24, 16, 16, 3)
-  np.testing.assert_allclose(found, wanted, atol=1e-5)
+  expected = windows.slide(apply, volumes, (16, 16, 16), (8, 8, 8))
+  actual = apply(volumes)
+  assert actual.shape == (2, 24, 16, 16, 3)
+  np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 def test_the_commands_measure_and_describe_a_run(finished, capsys):
   args = f'--from={finished}', '--data=volumes', '--split=test[:6]'
   args += ('--source_size=24x16x16', '--format=json')
   assert commands.run(evaluate, *args) == 0
-  found = json.loads(capsys.readouterr().out)
+  actual = json.loads(capsys.readouterr().out)
   last = [x for x in tiny.metrics(finished) if 'val/dice' in x][-1]
   for name in ('dice', 'class_dice/background', 'accuracy'):
-    assert found[name] == pytest.approx(last[f'val/{name}'], abs=1e-6)
-  assert np.array(found['confusion']).sum() == 6 * 24 * 16 * 16
+    assert actual[name] == pytest.approx(last[f'val/{name}'], abs=1e-6)
+  assert np.array(actual['confusion']).sum() == 6 * 24 * 16 * 16
   args = f'--from={finished}', '--nomemory', '--format=json'
   assert commands.run(summary, *args) == 0
   rows = json.loads(capsys.readouterr().out)['modules']
@@ -81,9 +81,9 @@ def test_a_map_is_that_of_the_windows(finished, tmp_path, capsys):
   loaded = vit_jax.load(finished)
   made, params = trained.restored(loaded)
   whole = loaded.preprocess.normalized(scan)[None]
-  wanted = made.outputs(params, {'image': whole})['segments'][0]
-  found = np.load(tmp_path / 'maps' / 'scan.map.npy')
-  assert (found == wanted).mean() > 0.999
+  expected = made.outputs(params, {'image': whole})['segments'][0]
+  actual = np.load(tmp_path / 'maps' / 'scan.map.npy')
+  assert (actual == expected).mean() > 0.999
   assert np.load(tmp_path / 'maps' / 'small.map.npy').shape == (9, 20, 16)
   overlay = cv2.imread(str(tmp_path / 'maps' / 'scan.overlay.png'))
   assert overlay.shape == (24, 17 + 17 + 20, 3)
@@ -100,8 +100,8 @@ def test_labels_need_the_memory_of_one_window_deep():
   for window in ((6, 4, 8), (6, 9, 10), (24, 4, 4)):
     stride = windows.strides(window, 0.4)
     logits = windows.slide(apply, volume[None], window, stride, pad=True)
-    found = windows.labels(apply, volume, window, stride)
-    np.testing.assert_array_equal(found, logits[0].argmax(axis=-1))
+    actual = windows.labels(apply, volume, window, stride)
+    np.testing.assert_array_equal(actual, logits[0].argmax(axis=-1))
 
 
 @pytest.mark.parametrize(

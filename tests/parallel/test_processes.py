@@ -81,11 +81,11 @@ def test_killed_and_resumed_on_any_number(reference, tmp_path):
 
   ours, theirs = tiny.metrics(workdir), tiny.metrics(reference)
   for name, tolerance in (('train/loss', 1e-4), ('val/loss', 1e-4)):
-    found, expected = (
+    actual, expected = (
       [(line['step'], line[name]) for line in lines if name in line]
       for lines in (ours, theirs)
     )
-    np.testing.assert_allclose(found, expected, rtol=tolerance)
+    np.testing.assert_allclose(actual, expected, rtol=tolerance)
   counts = [line['val/examples'] for line in ours if 'val/loss' in line]
   assert counts == [359] * 3  # 15 batches of 24, the last one is padded
   params = [restoring.restore_params(path)[0] for path in (workdir, reference)]
@@ -119,15 +119,15 @@ def test_each_process_reads_its_own_part(tmp_path):
   show += tiny.flags(**overrides | {'mesh__data': -1})
   with processes.start(show, 2, tmp_path / 'two', devices=2) as group:
     assert group.statuses() == [0, 0], group.log(0)
-    found = [json.loads(group.log(i).splitlines()[-1]) for i in range(2)]
-  assert found[0]['global'] == found[1]['global']
-  assert found[0]['global'][:3] == expected
-  evaluated = sorted(i for batch in found[0]['global'][3:] for i in batch)
+    actual = [json.loads(group.log(i).splitlines()[-1]) for i in range(2)]
+  assert actual[0]['global'] == actual[1]['global']
+  assert actual[0]['global'][:3] == expected
+  evaluated = sorted(i for batch in actual[0]['global'][3:] for i in batch)
   assert [i for i in evaluated if i >= 0] == list(range(3, len(source)))
   for k in range(2):
     half = slice(4 * k, 4 * k + 4)
-    own = {i for batch in found[k]['global'] for i in batch[half] if i >= 0}
-    assert set(found[k]['read']) == own
+    own = {i for batch in actual[k]['global'] for i in batch[half] if i >= 0}
+    assert set(actual[k]['read']) == own
 
 
 @pytest.mark.slow

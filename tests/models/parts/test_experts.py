@@ -68,8 +68,8 @@ def test_images_and_padding_do_not_change_others(routing):
   grids = jnp.full((3, 2), 3)
   for count in (0, 5):
     padded = jnp.pad(cut, ((0, 0), (0, count), (0, 0)), constant_values=7.0)
-    found = compiled.apply(model, {'params': params}, padded, grids=grids)
-    np.testing.assert_allclose(found, whole, atol=1e-5)
+    actual = compiled.apply(model, {'params': params}, padded, grids=grids)
+    np.testing.assert_allclose(actual, whole, atol=1e-5)
 
 
 def test_some_patches_share_the_slots_of_an_image():

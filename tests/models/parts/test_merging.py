@@ -23,15 +23,15 @@ def _model(**fields):
 def test_a_merge_loses_nothing(protected, count):
   """Sums are kept, protected tokens stay in front, and all tokens are found."""
   keys, x = jax.random.normal(jax.random.key(1), (2, 2, 13, 6))
-  found = merging.match(keys, count, protected)
-  total = found.total(x)
+  actual = merging.match(keys, count, protected)
+  total = actual.total(x)
   assert total.shape[1] == 13 - min(count, (13 - protected) // 2)
   np.testing.assert_allclose(total.sum(axis=1), x.sum(axis=1), atol=1e-5)
   front = slice(0, protected)
   np.testing.assert_array_equal(total[:, front], x[:, front])
-  spread = jax.nn.one_hot(found.places, total.shape[1], axis=1)
+  spread = jax.nn.one_hot(actual.places, total.shape[1], axis=1)
   np.testing.assert_allclose(spread @ x, total, atol=1e-5)
-  equal = found.mean(jnp.ones_like(x), jnp.ones(x.shape[:2]))
+  equal = actual.mean(jnp.ones_like(x), jnp.ones(x.shape[:2]))
   np.testing.assert_allclose(equal, 1, atol=1e-6)
 
 
@@ -56,14 +56,14 @@ def test_equal_patches_can_be_merged(pool, registers, falls):
   params = {'params': compiled.init(model, jax.random.key(0), image)['params']}
   options = f'4, decreasing={falls}'
   merged = _model(**fields, block=f'merging({options})')
-  wanted = compiled.apply(model, params, image, method='trunk')['features']
+  expected = compiled.apply(model, params, image, method='trunk')['features']
   seen = compiled.apply(merged, params, image, method='trunk')
-  np.testing.assert_allclose(seen['features'], wanted, atol=1e-5)
+  np.testing.assert_allclose(seen['features'], expected, atol=1e-5)
   assert seen['sizes'].sum() == 16 + merged.prefix_length
   assert seen['tokens'].shape[1] == 16 + merged.prefix_length - 12
   unweighted = _model(**fields, block=f'merging({options}, proportional=False)')
   seen = compiled.apply(unweighted, params, image, method='trunk')
-  assert abs(seen['features'] - wanted).max() > 1e-6
+  assert abs(seen['features'] - expected).max() > 1e-6
 
 
 @pytest.mark.slow

@@ -102,10 +102,10 @@ def test_kept_patches_are_rotated_by_their_own_positions(kind):
   order = np.random.default_rng(2).permuted(
     np.tile(np.arange(12), (2, 1)), axis=1
   )
-  found = tokens(model, params, images(), kept=jnp.asarray(order))
+  actual = tokens(model, params, images(), kept=jnp.asarray(order))
   expected = np.take_along_axis(np.asarray(whole[:, 3:]), order[..., None], 1)
-  np.testing.assert_allclose(found[:, 3:], expected, atol=2e-5)
-  np.testing.assert_allclose(found[:, :3], whole[:, :3], atol=2e-5)
+  np.testing.assert_allclose(actual[:, 3:], expected, atol=2e-5)
+  np.testing.assert_allclose(actual[:, :3], whole[:, :3], atol=2e-5)
   kept = jnp.asarray(order[:, :5])
   both = tokens(model, params, images(), kept=kept)
   for i in range(2):
