@@ -30,16 +30,16 @@ NO_CONFIG = ('evaluate', 'embed')  # there is no key of a config to change
 @pytest.fixture(scope='module')
 def places(tmp_path_factory, digits_run, folder_run):
   """Where things are, by their names in the file."""
-  tmp = tmp_path_factory.mktemp('mistakes')
-  (tmp / 'a.png').write_bytes(stand_in.png(stand_in.pixels(0, 8, 8)))
-  (tmp / 'file').write_text('')
-  (tmp / 'empty').mkdir()
-  (tmp / 'b.npz').mkdir()
+  folder = tmp_path_factory.mktemp('mistakes')
+  (folder / 'a.png').write_bytes(stand_in.png(stand_in.pixels(0, 8, 8)))
+  (folder / 'file').write_text('')
+  (folder / 'empty').mkdir()
+  (folder / 'b.npz').mkdir()
   return {
     'run': digits_run,
     'folder': folder_run,
     'golden': foreign.GOLDEN,
-    'tmp': tmp,
+    'tmp': folder,
   }
 
 

@@ -63,9 +63,9 @@ def run(source, path, form, *flags):
 def test_there_and_back(tmp_path, name, form):
   source = GOLDEN / name
   fused = name.startswith(('torch/vit', 'torch/deit'))
-  there = run(source, tmp_path / 'there', form, *[HEADS] * fused)
+  converted = run(source, tmp_path / 'there', form, *[HEADS] * fused)
   home = vit_jax.load(source, **({'num_heads': 3} if fused else {}))
-  back = run(there, tmp_path / 'back', home.format)
+  back = run(converted, tmp_path / 'back', home.format)
   expected, actual = weights_in(source), weights_in(back)
   assert expected.keys() == actual.keys()
   for key, array in expected.items():
@@ -96,14 +96,14 @@ def scanned(tmp_path):
 
 @pytest.mark.parametrize('form', ['google', 'timm', 'huggingface'])
 def test_scanned_layers_there_and_back(scanned, tmp_path, form):
-  ours = vit_jax.load(scanned)
-  assert ours.model.scan and 'blocks' in ours.params
-  there = vit_jax.load(run(scanned, tmp_path / form, form))
-  assert there.format == form and not there.model.scan
+  loaded = vit_jax.load(scanned)
+  assert loaded.model.scan and 'blocks' in loaded.params
+  converted = vit_jax.load(run(scanned, tmp_path / form, form))
+  assert converted.format == form and not converted.model.scan
   path = run(tmp_path / form, tmp_path / 'back', 'vit_jax', '--model.scan=True')
   back = vit_jax.load(path)
-  assert_same(back, ours)
-  expected = ours.preprocess
+  assert_same(back, loaded)
+  expected = loaded.preprocess
   if form == 'huggingface':  # whose files mean what transformers does
     expected = dataclasses.replace(expected, resize_like='transformers')
   assert back.preprocess == expected
@@ -112,11 +112,11 @@ def test_scanned_layers_there_and_back(scanned, tmp_path, form):
 
 @pytest.mark.parametrize('form', ['google', 'timm'])
 def test_a_run_there_and_back(digits_run, tmp_path, form):
-  there = run(digits_run, tmp_path / form, form)
-  back = run(there, tmp_path / 'back', 'vit_jax')
-  one, other = vit_jax.load(digits_run), vit_jax.load(back)
-  assert_same(one, other)
-  assert one.preprocess == other.preprocess
+  converted = run(digits_run, tmp_path / form, form)
+  back = run(converted, tmp_path / 'back', 'vit_jax')
+  first, second = vit_jax.load(digits_run), vit_jax.load(back)
+  assert_same(first, second)
+  assert first.preprocess == second.preprocess
   assert json.loads((back / 'DONE').read_text()) == {}
 
 
@@ -184,16 +184,16 @@ def test_positions_are_not_resized_unless_asked(tmp_path):
     preprocess=dataclasses.replace(random.preprocess, image_size=(24, 24)),
   )
   export.write(random, tmp_path / 'hf', 'huggingface', 'here')
-  ours = run(tmp_path / 'hf', tmp_path / 'ours', 'vit_jax')
-  back = run(ours, tmp_path / 'back', 'huggingface')
+  loaded = run(tmp_path / 'hf', tmp_path / 'ours', 'vit_jax')
+  back = run(loaded, tmp_path / 'back', 'huggingface')
   actual = vit_jax.load(back, as_stored=True)
   assert_same(actual, random)
   assert actual.position_size == (40, 40)
   assert actual.preprocess.image_size == (24, 24)
-  one, other = (vit_jax.load(tmp_path / name) for name in ('hf', 'ours'))
-  assert_same(one, other)  # resized by the same method
-  assert one.position_size == other.position_size == (24, 24)
-  smaller = run(ours, tmp_path / 'small', 'huggingface', '--image_size=16')
+  first, second = (vit_jax.load(tmp_path / name) for name in ('hf', 'ours'))
+  assert_same(first, second)  # resized by the same method
+  assert first.position_size == second.position_size == (24, 24)
+  smaller = run(loaded, tmp_path / 'small', 'huggingface', '--image_size=16')
   assert vit_jax.load(smaller, as_stored=True).position_size == (16, 16)
 
 
@@ -255,8 +255,8 @@ def timms_config(model, preprocess, size):
 def test_timms_names():
   """Those of the sizes that timm knows; others are changed by model_args."""
 
-  def name(ours, **fields):
-    model = models.create_model(ours, **fields)
+  def name(loaded, **fields):
+    model = models.create_model(loaded, **fields)
     preprocess = random_model().preprocess
     return timms_config(model, preprocess, (224, 224))['architecture']
 

@@ -139,8 +139,10 @@ def test_classes_that_the_model_lacks_are_named(
 
 
 def test_names_that_unicode_composes_otherwise():
-  composed, apart = 'caf\u00e9', 'cafe\u0301'
-  actual = predictions_lib.match_classes(['a', composed, 'z'], 3, ['z', apart])
+  composed, decomposed = 'caf\u00e9', 'cafe\u0301'
+  actual = predictions_lib.match_classes(
+    ['a', composed, 'z'], 3, ['z', decomposed]
+  )
   np.testing.assert_array_equal(actual, [2, 1])
 
 
@@ -149,16 +151,14 @@ def test_the_same_classes_in_another_order(
 ):
   args = f'--data=folder:{class_folder}', '--split=val'
   before = run(capsys, f'--from={folder_run}', *args)
-  other = tmp_path / 'run'
-  shutil.copytree(folder_run, other)
-  stored = json.loads((other / 'preprocess.json').read_text())
+  copy = tmp_path / 'run'
+  shutil.copytree(folder_run, copy)
+  stored = json.loads((copy / 'preprocess.json').read_text())
   names = ['cow', 'ant', 'bee']
-  (other / 'preprocess.json').write_text(
-    json.dumps(stored | {'classes': names})
-  )
-  after = run(capsys, f'--from={other}', *args)
+  (copy / 'preprocess.json').write_text(json.dumps(stored | {'classes': names}))
+  after = run(capsys, f'--from={copy}', *args)
   assert [x['name'] for x in after['classes']] == names
-  relabelled = run(capsys, f'--from={other}', *args, '--same_order')
+  relabelled = run(capsys, f'--from={copy}', *args, '--same_order')
   assert relabelled['confusion'] == before['confusion']
   # Output 0 is now called cow: column 0 counts what column 0 did, and the rows
   # have moved with their names.
@@ -301,10 +301,10 @@ def test_nearest_neighbours_of_a_run(digits_run, capsys, features, embed):
       for split in ('train[:80%]', 'train[80%:]')
     )
   )
-  theirs = neighbors.KNeighborsClassifier(
+  reference = neighbors.KNeighborsClassifier(
     3, metric='cosine', weights=lambda distance: np.exp((1 - distance) / 0.07)
   )
-  rate = theirs.fit(x, y).score(test, expected)
+  rate = reference.fit(x, y).score(test, expected)
   assert actual['accuracy'] == pytest.approx(rate, abs=1.01 / 359)
   low, high = actual['accuracy_interval']
   assert low < actual['accuracy'] < high

@@ -62,14 +62,14 @@ def test_tokens_are_side_by_side():
 
 
 @pytest.mark.parametrize(
-  ('name', 'fields', 'what'),
+  ('name', 'fields', 'message'),
   [
     ('ViT-Ti/4', SIZES | {'block': 'merging(1)'}, 'ViT that merges'),
     ('Mixer-S/4', {}, 'Mixer'),
     ('BiT-R50x1', {}, 'BiT'),
   ],
 )
-def test_layers_that_cannot_be_read(name, fields, what):
+def test_layers_that_cannot_be_read(name, fields, message):
   model = models.create_model(name, 5, **fields)
-  with pytest.raises(UserError, match=f"^features='layers' is .*{what}"):
+  with pytest.raises(UserError, match=f"^features='layers' is .*{message}"):
     read('layers', model, {})

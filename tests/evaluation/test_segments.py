@@ -75,8 +75,8 @@ def test_distances_of_classes_and_images():
   assert actual[0, 1] == 1.0
   diagonal = np.hypot(8, 12)  # without the last row, which does not count
   assert actual[1, 1] == actual[1, 2] == pytest.approx(diagonal)
-  whole = segments.hausdorff(labels[0] == 1, predicted[0] == 1)
-  assert whole == actual[0, 1]
+  distances = segments.hausdorff(labels[0] == 1, predicted[0] == 1)
+  assert distances == actual[0, 1]
   spaced = segments.distances(labels, predicted, 4, spacing=(1.0, 2.5))
   assert spaced[0, 1] == 2.5
   means, bounds = segments.mean_distances(actual, ('background', 'a', 'b', 'c'))

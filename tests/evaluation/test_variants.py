@@ -22,12 +22,12 @@ def test_a_row_for_each_size_is_what_one_size_gives(digits_run, capsys):
   assert [x['image_size'] for x in actual['variants']] == ['8x8', '16x16']
   assert [x['tokens'] for x in actual['variants']] == [4, 16]
   for size, row in zip((8, 16), actual['variants'], strict=True):
-    one = json.loads(
+    report = json.loads(
       run(capsys, model, '--format=json', f'--image_size={size}')
     )
-    assert row['accuracy'] == one['accuracy']
-    assert row['loss'] == pytest.approx(one['loss'], rel=1e-5)
-    assert row['accuracy_interval'] == one['accuracy_interval']
+    assert row['accuracy'] == report['accuracy']
+    assert row['loss'] == pytest.approx(report['loss'], rel=1e-5)
+    assert row['accuracy_interval'] == report['accuracy_interval']
     assert row['images_per_second'] > 0
 
 
@@ -49,8 +49,10 @@ def test_merging_and_patches_are_a_table_and_a_picture(
 @pytest.mark.slow
 def test_kernels_in_int8_are_one_more_row(digits_run, capsys):
   pytest.importorskip('qwix', reason='needs qwix: vit_jax[quantize]')
-  how = [f'--from={digits_run}', '--format=json']
-  actual = json.loads(run(capsys, *how, '--quantize=none,int8', '--merge=0,1'))
+  flags = [f'--from={digits_run}', '--format=json']
+  actual = json.loads(
+    run(capsys, *flags, '--quantize=none,int8', '--merge=0,1')
+  )
   rows = actual['variants']
   assert [(x['merge'], x['quantize']) for x in rows] == [
     (merge, quantize) for merge in (0, 1) for quantize in ('none', 'int8')
@@ -58,8 +60,8 @@ def test_kernels_in_int8_are_one_more_row(digits_run, capsys):
   for plain, small in zip(rows[::2], rows[1::2], strict=True):
     assert small['parameter_bytes'] < 0.5 * plain['parameter_bytes']
     assert small['loss'] == pytest.approx(plain['loss'], rel=0.01)
-  one = json.loads(run(capsys, *how, '--quantize=int8'))
-  assert one['loss'] == pytest.approx(rows[1]['loss'], rel=1e-5)
+  report = json.loads(run(capsys, *flags, '--quantize=int8'))
+  assert report['loss'] == pytest.approx(rows[1]['loss'], rel=1e-5)
   text = run(capsys, f'--from={digits_run}', '--quantize=none,int8')
   assert 'parameter bytes' in text and len(text.strip().splitlines()) == 3
 

@@ -45,8 +45,8 @@ def test_windows_cover_all_places_and_stay_inside():
     for window in range(1, size + 1):
       for stride in (1, 3, window):
         at = windows.starts((size,), (window,), (min(stride, window),))[:, 0]
-        seen = np.concatenate([np.arange(a, a + window) for a in at])
-        assert set(seen) == set(range(size))
+        covered = np.concatenate([np.arange(a, a + window) for a in at])
+        assert set(covered) == set(range(size))
 
 
 def test_the_model_sees_few_windows_at_once():
@@ -87,10 +87,10 @@ def test_a_mirror_image_is_mirrored_back():
 @pytest.mark.parametrize('size', [(150, 9), (5, 200), (7, 11)])
 def test_the_most_likely_classes_are_those_of_resized_scores(size):
   scores = np.random.default_rng(0).normal(size=(7, 11, 4)).astype(np.float32)
-  whole = maps.resize(jnp.asarray(scores)[None], size)[0]
+  resized = maps.resize(jnp.asarray(scores)[None], size)[0]
   actual = windows.most_likely(scores, size)
   assert actual.shape == size and actual.dtype == np.int32
-  assert (actual == np.asarray(whole).argmax(axis=-1)).mean() > 0.999
+  assert (actual == np.asarray(resized).argmax(axis=-1)).mean() > 0.999
 
 
 @pytest.mark.parametrize('size', [(7, 9), (5, 6, 7)])

@@ -74,11 +74,11 @@ def test_distance_of_uniform_attention_in_a_row_in_closed_form():
 
 
 def test_attention_to_one_token_has_no_entropy_and_its_distance():
-  one = np.zeros((1, 1, 2, 5, 5), np.float32)
-  one[:, :, 0, :, 3] = 1  # patch (1, 0) of 2 x 2
-  one[:, :, 1, :, 0] = 1  # the class token alone
-  np.testing.assert_array_equal(explore.entropy(one), 0)
-  actual = explore.mean_distance(one, (2, 2), (4, 8), 1)
+  weights = np.zeros((1, 1, 2, 5, 5), np.float32)
+  weights[:, :, 0, :, 3] = 1  # patch (1, 0) of 2 x 2
+  weights[:, :, 1, :, 0] = 1  # the class token alone
+  np.testing.assert_array_equal(explore.entropy(weights), 0)
+  actual = explore.mean_distance(weights, (2, 2), (4, 8), 1)
   np.testing.assert_allclose(
     actual, [[(4 + (4**2 + 8**2) ** 0.5 + 8) / 4, 0]], rtol=1e-6
   )
@@ -86,17 +86,17 @@ def test_attention_to_one_token_has_no_entropy_and_its_distance():
 
 def test_sets_of_images_are_averaged_over_batches(monkeypatch):
   vit, images = planted.loaded(planted.tiny()), planted.images(7)
-  seen = planted.looked(vit, images)
+  captured = planted.looked(vit, images)
   monkeypatch.setattr(features, '_MOST_ATTENTION', 10_000)
   assert features.attention_batch(vit) < 7
   np.testing.assert_allclose(
     explore.attention_entropy(vit, images),
-    explore.entropy(seen['attention']),
+    explore.entropy(captured['attention']),
     rtol=1e-5,
   )
   np.testing.assert_allclose(
     explore.attention_distance(vit, images),
-    explore.mean_distance(seen['attention'], (2, 4), (4, 4), 1),
+    explore.mean_distance(captured['attention'], (2, 4), (4, 4), 1),
     rtol=1e-5,
   )
 
@@ -124,11 +124,11 @@ def test_segments_in_closed_form():
   actual = attention.segments(even, 0.6)
   np.testing.assert_array_equal(actual.ravel(), np.arange(10) < 6)
   assert attention.segments(even, 1.0).all()
-  one = np.zeros((1, 2, 5), np.float32)
-  one[0, 1, 3] = 0.01  # the rest of the attention is not to patches
+  weights = np.zeros((1, 2, 5), np.float32)
+  weights[0, 1, 3] = 0.01  # the rest of the attention is not to patches
   for mass in (0.6, 1.0):
-    assert attention.segments(one, mass).sum() == 1
-    assert attention.segments(one, mass)[0, 1, 3]
+    assert attention.segments(weights, mass).sum() == 1
+    assert attention.segments(weights, mass)[0, 1, 3]
 
 
 def test_segments_of_a_model():
@@ -228,10 +228,10 @@ def test_perturbing_attention_replaces_it():
   plain = planted.looked(vit, images)['logits']
   added = jnp.zeros((3, 5, 2, 9, 9))
   for layer in range(3):  # later layers change with the ones before
-    _, seen = perturbed(vit, images, added)
-    added = added.at[layer].set(1 / 9 - seen['attention'][layer])
-  logits, seen = perturbed(vit, images, added)
-  np.testing.assert_allclose(seen['attention'], 1 / 9, rtol=1e-4)
+    _, captured = perturbed(vit, images, added)
+    added = added.at[layer].set(1 / 9 - captured['attention'][layer])
+  logits, captured = perturbed(vit, images, added)
+  np.testing.assert_allclose(captured['attention'], 1 / 9, rtol=1e-4)
   assert not np.allclose(logits, plain, atol=1e-2)
   expected = planted.looked(uniform(), images)['logits']
   np.testing.assert_allclose(logits, expected, atol=1e-4)
@@ -306,8 +306,8 @@ def test_relevance_by_hand():
   )
   np.testing.assert_allclose(actual[0], a1 + a2 + a2 @ a1, rtol=1e-6)
   # Of two heads it is the mean.
-  both = [np.stack([first, second])[:, None, None], gradients[:, None, None]]
-  halved = [np.concatenate([x, 0 * x], axis=2) for x in both]
+  arrays = [np.stack([first, second])[:, None, None], gradients[:, None, None]]
+  halved = [np.concatenate([x, 0 * x], axis=2) for x in arrays]
   actual = explore.relevance(*halved)
   np.testing.assert_allclose(
     actual[0], a1 / 2 + a2 / 2 + a2 @ a1 / 4, rtol=1e-6
@@ -322,8 +322,8 @@ def test_relevance_is_of_the_predicted_class_by_default():
   np.testing.assert_allclose(
     actual, explore.class_relevance(vit, images, predicted), atol=1e-5
   )
-  one = explore.class_relevance(vit, images[4:5], int(predicted[4]))
-  np.testing.assert_allclose(actual[4:5], one, atol=1e-5)
+  weights = explore.class_relevance(vit, images[4:5], int(predicted[4]))
+  np.testing.assert_allclose(actual[4:5], weights, atol=1e-5)
   assert actual.min() >= 0 and actual.max() > 0
 
 

@@ -60,17 +60,17 @@ def model_images(config, step):
 
   @jax.jit
   def run(params, batch):
-    seen = []
+    inputs_seen = []
 
     def look(call, args, kwargs, context):
       if context.method_name == '__call__' and not context.module.path:
-        seen.append(args[0])
+        inputs_seen.append(args[0])
       return call(*args, **kwargs)
 
     with nn.intercept_methods(look):
       before = state.replace(params=params)
       step_lib.train_step(e.program.setup, before, batch, step)
-    return seen[0]
+    return inputs_seen[0]
 
   # Images do not depend on them.
   params = jax.eval_shape(e.program.objective.init, jax.random.key(0))

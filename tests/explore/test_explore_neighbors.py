@@ -22,8 +22,8 @@ def test_neighbours_are_of_the_same_cluster():
   similarity, actual = knn.nearest_others(x, x, np.arange(len(x)), 5)
   assert similarity.shape == actual.shape == (12, 5)
   assert (actual != np.arange(12)[:, None]).all()
-  same = number[actual] == number[:, None]
-  assert same[:, :3].all() and not same[:, 3:].any()
+  is_same_cluster = number[actual] == number[:, None]
+  assert is_same_cluster[:, :3].all() and not is_same_cluster[:, 3:].any()
   assert similarity[:, :3].min() > 0.99 and similarity[:, 3:].max() < 0.1
   assert (np.diff(similarity, axis=1) <= 0).all()
 
@@ -32,8 +32,8 @@ def test_twins_do_not_hide_each_other():
   """The image itself is left out by its place, and not as the nearest."""
   x = np.ones((4, 2), np.float32)
   _, actual = knn.nearest_others(x, x, np.arange(4), 2)
-  for own, row in enumerate(actual.tolist()):
-    assert own not in row and len(set(row)) == 2
+  for index, row in enumerate(actual.tolist()):
+    assert index not in row and len(set(row)) == 2
 
 
 def test_queries_among_others_and_elsewhere():

@@ -49,17 +49,17 @@ def digits(vit, count=3):
 def columns_of(path):
   """Returns the images, and what the objective shows of them, by name."""
   vit = vit_jax.load(path)
-  known = vit.preprocess.features.items()
-  made = objectives.create(
-    vit.trained_with, {k: features_lib.from_dict(x) for k, x in known}
+  kinds = vit.preprocess.features.items()
+  objective = objectives.create(
+    vit.trained_with, {k: features_lib.from_dict(x) for k, x in kinds}
   )
   params = subtrees.joined(
     vit.params, vit.preprocess.trunk, vit.objective_params
   )
   images = digits(vit)
   extra = jax.tree.map(jnp.asarray, restoring.restore_extra(vit.origin.path))
-  actual = made.pictures(params, extra, images, rng())
-  return made, params, extra, images, {x.name: x for x in actual}
+  actual = objective.pictures(params, extra, images, rng())
+  return objective, params, extra, images, {x.name: x for x in actual}
 
 
 def rng():
@@ -70,21 +70,21 @@ def patches(images):
   return embedding.patches(np.asarray(images), (2, 2))
 
 
-def of_mae(made, params, extra, images, actual):
+def of_mae(objective, params, extra, images, actual):
   mask = np.asarray(actual['masked'].hidden)
   assert (mask.sum(axis=1) == 12).all()  # of 16 patches
-  drawn, own = patches(actual['reconstruction'].images), patches(images)
-  np.testing.assert_array_equal(drawn[~mask], own[~mask])
+  drawn, originals = patches(actual['reconstruction'].images), patches(images)
+  np.testing.assert_array_equal(drawn[~mask], originals[~mask])
   # As in training, and predictions in the scale of the patch.
-  masks = made._masks(rng().fold(objectives.Purpose.OBJECTIVE).per_row())
+  masks = objective._masks(rng().fold(objectives.Purpose.OBJECTIVE).per_row())
   np.testing.assert_array_equal(masks.removed > 0, mask)
-  predicted = np.asarray(made.predict(params, images, masks))
-  spread = np.sqrt(own.var(axis=-1, ddof=1, keepdims=True) + 1e-6)
-  predicted = predicted * spread + own.mean(axis=-1, keepdims=True)
+  predicted = np.asarray(objective.predict(params, images, masks))
+  spread = np.sqrt(originals.var(axis=-1, ddof=1, keepdims=True) + 1e-6)
+  predicted = predicted * spread + originals.mean(axis=-1, keepdims=True)
   np.testing.assert_allclose(drawn[mask], predicted[mask], atol=1e-5)
 
 
-def of_beit(made, params, extra, images, actual):
+def of_beit(objective, params, extra, images, actual):
   mask = np.asarray(actual['masked'].hidden)
   codes = np.asarray(extra['tokenizer']['codes'])
   assert 2 <= mask.sum(axis=1).min() <= mask.sum(axis=1).max() <= 6
@@ -93,20 +93,20 @@ def of_beit(made, params, extra, images, actual):
   np.testing.assert_array_equal(tokens, codes[distance.argmin(axis=-1)])
   predicted = patches(actual['predicted'].images)
   np.testing.assert_array_equal(predicted[~mask], tokens[~mask])
-  known = {code.tobytes() for code in codes}
-  assert {x.tobytes() for x in predicted[mask]} <= known
+  kinds = {code.tobytes() for code in codes}
+  assert {x.tobytes() for x in predicted[mask]} <= kinds
 
 
-def of_dinov2(made, params, extra, images, actual):
-  masks = np.asarray(made.draw_masks(rng()))
+def of_dinov2(objective, params, extra, images, actual):
+  masks = np.asarray(objective.draw_masks(rng()))
   assert masks.any() and not masks.all()
   for i, name in enumerate(('first crop', 'second crop')):
     np.testing.assert_array_equal(actual[name].hidden, masks[:, i])
     np.testing.assert_array_equal(actual[name].images, images)
 
 
-def of_tokenizer(made, params, extra, images, actual):
-  error = made.outputs(params, {'image': images})['loss']
+def of_tokenizer(objective, params, extra, images, actual):
+  error = objective.outputs(params, {'image': images})['loss']
   drawn = actual['from tokens'].images
   mean = ((drawn - images) ** 2).mean(axis=(1, 2, 3))
   np.testing.assert_allclose(mean, error, rtol=1e-4)
@@ -123,13 +123,13 @@ CHECKS = {
 @pytest.mark.slow
 def test_what_a_method_shows(finished):
   method, path = finished
-  made, params, extra, images, actual = columns_of(path)
-  assert made.pictures_caption.endswith('.')
+  objective, params, extra, images, actual = columns_of(path)
+  assert objective.pictures_caption.endswith('.')
   np.testing.assert_array_equal(actual['original'].images, images)
   for column in actual.values():
     assert column.images.shape == images.shape
     assert np.isfinite(column.images).all()
-  CHECKS[method](made, params, extra, images, actual)
+  CHECKS[method](objective, params, extra, images, actual)
 
 
 def explored(capsys, *args):

@@ -175,9 +175,9 @@ def test_a_model_that_diverged(tmp_path):
 def test_labelled_examples_of_a_model_that_diverged(
   digits_run, tmp_path, monkeypatch, capsys
 ):
-  whole = vit_jax.load(digits_run)
+  full_model = vit_jax.load(digits_run)
   broken = dataclasses.replace(
-    whole, params=jax.tree.map(lambda x: x * np.nan, whole.params)
+    full_model, params=jax.tree.map(lambda x: x * np.nan, full_model.params)
   )
   monkeypatch.setattr(cli, 'load', lambda _: broken)
   names = 'filters', 'positions', *LABELLED

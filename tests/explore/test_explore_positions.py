@@ -43,10 +43,10 @@ def test_positions_after_a_resize():
   corners = np.ix_([0, 1], [0, 3], [0, 1], [0, 3])
   np.testing.assert_allclose(after[ends], before[corners], atol=1e-5)
   unit = table / np.linalg.norm(table, axis=-1, keepdims=True)
-  between = table[0, 0] + table[1, 0]  # row 1 of 3 is in the middle
+  middle = table[0, 0] + table[1, 0]  # row 1 of 3 is in the middle
   np.testing.assert_allclose(
     after[1, 0, 0, 0],
-    unit[0, 0] @ between / np.linalg.norm(between),
+    unit[0, 0] @ middle / np.linalg.norm(middle),
     atol=1e-5,
   )
 

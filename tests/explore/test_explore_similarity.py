@@ -42,8 +42,8 @@ def test_independent_noise_is_not_alike():
 
 
 def test_half_shared_is_in_between():
-  x, own = noise(0, 400, 10), noise(1, 400, 10)
-  actual = explore.cka(x, np.concatenate([x, own], axis=1))
+  x, noise_of_y = noise(0, 400, 10), noise(1, 400, 10)
+  actual = explore.cka(x, np.concatenate([x, noise_of_y], axis=1))
   # HSIC of x with itself is h, with both parts h, of both with both 2 h.
   assert actual == pytest.approx(2**-0.5, abs=0.05)
 
@@ -52,11 +52,11 @@ def test_equals_the_published_estimate():
   """HSIC_1 of Song et al., 2012, as written there."""
 
   def hsic(a, b):
-    n, one = len(a), np.ones(len(a))
+    n, ones = len(a), np.ones(len(a))
     a, b = (z - np.diag(np.diag(z)) for z in (a, b))
     value = np.trace(a @ b)
-    value += one @ a @ one * (one @ b @ one) / ((n - 1) * (n - 2))
-    return (value - 2 / (n - 2) * (one @ a @ b @ one)) / (n * (n - 3))
+    value += ones @ a @ ones * (ones @ b @ ones) / ((n - 1) * (n - 2))
+    return (value - 2 / (n - 2) * (ones @ a @ b @ ones)) / (n * (n - 3))
 
   x, y = noise(0, 7, 5), noise(1, 7, 9)
   y[:, :5] += x
@@ -78,22 +78,29 @@ def test_layers_of_one_model():
 
 def test_two_models_of_different_depth():
   vit = planted.loaded(planted.tiny())
-  other = planted.loaded(planted.tiny_mixer(depth=2))
+  mixer = planted.loaded(planted.tiny_mixer(depth=2))
   images = planted.images(9)
-  actual = explore.layer_cka(vit, images, other)
+  actual = explore.layer_cka(vit, images, mixer)
   assert actual.shape == (3, 2)
   np.testing.assert_allclose(
-    explore.layer_cka(other, images, vit), actual.T, atol=1e-5
+    explore.layer_cka(mixer, images, vit), actual.T, atol=1e-5
   )
 
 
 def test_equal_images_have_no_likeness():
   vit = planted.loaded(planted.tiny())
-  same = np.broadcast_to(planted.images(1), (6, *planted.SIZE, 3))
-  assert np.isnan(similarity.layers_cka(same[None], same[None])).all()
-  assert np.isnan(explore.layer_cka(vit, same)).all()
+  equal_images = np.broadcast_to(planted.images(1), (6, *planted.SIZE, 3))
+  assert np.isnan(
+    similarity.layers_cka(equal_images[None], equal_images[None])
+  ).all()
+  assert np.isnan(explore.layer_cka(vit, equal_images)).all()
   # The colour of 1 is on the scale, and in the cells if there is likeness.
-  assert brightest(vit, same) < 100 < 1000 < brightest(vit, planted.images(6))
+  assert (
+    brightest(vit, equal_images)
+    < 100
+    < 1000
+    < brightest(vit, planted.images(6))
+  )
 
 
 def brightest(vit, inputs):

@@ -93,27 +93,27 @@ def planted_foreground():
     the background, 1 and 2 in the halves.
   """
   random = np.random.default_rng(0)
-  where = np.zeros((2, 6, 8), int)
-  where[0, 1:5, 1:4], where[0, 1:5, 4:7] = 1, 2
-  where[1, 2:4, 2:4], where[1, 2:4, 4:6] = 2, 1
+  halves = np.zeros((2, 6, 8), int)
+  halves[0, 1:5, 1:4], halves[0, 1:5, 4:7] = 1, 2
+  halves[1, 2:4, 2:4], halves[1, 2:4, 4:6] = 2, 1
   kinds = np.zeros((3, 16), np.float32)
   kinds[1:, 0] = 10  # the halves are like each other, and unlike the rest
   kinds[1, 1], kinds[2, 1] = 3, -3
-  patches = kinds[where.reshape(2, 48)]
+  patches = kinds[halves.reshape(2, 48)]
   patches += random.normal(0, 0.1, patches.shape).astype(np.float32)
   prefix = np.full((2, 3, 16), 50, np.float32)
-  return np.concatenate([prefix, patches], axis=1), where
+  return np.concatenate([prefix, patches], axis=1), halves
 
 
 @pytest.mark.parametrize('sign', [1, -1])
 def test_a_planted_foreground_is_found(sign):
-  tokens, where = planted_foreground()
+  tokens, halves = planted_foreground()
   actual = tokens_lib.foreground(sign * tokens, (6, 8))
   assert actual.score.shape == (2, 6, 8) and actual.colors.shape == (2, 6, 8, 3)
-  np.testing.assert_array_equal(actual.score > 0, where > 0)
-  assert not actual.colors[where == 0].any()
+  np.testing.assert_array_equal(actual.score > 0, halves > 0)
+  assert not actual.colors[halves == 0].any()
   # In both images, a half has its own colour.
-  red = [actual.colors[..., 0][where == half] for half in (1, 2)]
+  red = [actual.colors[..., 0][halves == half] for half in (1, 2)]
   low, high = sorted(red, key=np.mean)
   assert low.max() < 0.2 and high.min() > 0.8
 

@@ -28,8 +28,8 @@ def loaded(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def page(loaded):
-  other = viewer_lib.Viewer(page_server.load(), 'without')
-  viewers = [viewer_lib.Viewer(loaded, 'pairs'), other]
+  viewer = viewer_lib.Viewer(page_server.load(), 'without')
+  viewers = [viewer_lib.Viewer(loaded, 'pairs'), viewer]
   with page_server.serving(viewers) as address:
     yield address
 
@@ -64,13 +64,13 @@ def test_sentences_are_compared_as_the_library_does(page, loaded):
   x = loaded.preprocess(PICTURE)
   image, texts = embeddings(loaded, x, TEXTS)
   listed = actual['sentences']
-  shares = [each['probability'] for each in listed]
+  shares = [sentence['probability'] for sentence in listed]
   assert shares == sorted(shares, reverse=True)
   assert sum(shares) == pytest.approx(1, abs=1e-5)
-  for each in listed:
-    assert each['text'] == TEXTS[each['index']]
-    expected = float(image[0] @ texts[each['index']])
-    assert each['cosine'] == pytest.approx(expected, abs=1e-5)
+  for sentence in listed:
+    assert sentence['text'] == TEXTS[sentence['index']]
+    expected = float(image[0] @ texts[sentence['index']])
+    assert sentence['cosine'] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_place_adds_what_is_lost_without_it(page, loaded):
@@ -91,12 +91,12 @@ def test_each_sentence_of_siglip_has_its_own_probability(tmp_path):
   loaded = page_server.pairs_run(tmp_path / 'run', **options)
   viewer = viewer_lib.Viewer(loaded, 'it')
   assert viewer.describe()['texts'] == 'each'
-  one, two = (
+  alone, two = (
     page_server.unpack(viewer.fit(PICTURE, text, '{}'))['sentences']
     for text in ('a 3', 'a 3,a 8')
   )
   again = {x['text']: x['probability'] for x in two}
-  assert again['a 3'] == pytest.approx(one[0]['probability'], rel=1e-4)
+  assert again['a 3'] == pytest.approx(alone[0]['probability'], rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -38,20 +38,22 @@ def seen_by(vit):
 )
 def test_maps_are_the_librarys(fields):
   vit = page_server.load(**fields)
-  seen = seen_by(vit)
+  answer = seen_by(vit)
   x = vit.preprocess(PICTURE)
   h, w = features.patch_grid(vit)
-  actual = seen['weights'] * seen['peaks'][..., None] / 255
+  actual = answer['weights'] * answer['peaks'][..., None] / 255
   maps, rolled = actual[:-1].reshape(3, 2, 1 + h * w, h, w), actual[-1]
   # A half of a 255th of the largest.
-  near = {'rtol': 0, 'atol': 0.51 / 255 * seen['peaks'].max()}
+  tolerance = {'rtol': 0, 'atol': 0.51 / 255 * answer['peaks'].max()}
   start = explore.attention_maps(vit, x)[:, 0]
-  np.testing.assert_allclose(maps[:, :, 0], start, **near)
+  np.testing.assert_allclose(maps[:, :, 0], start, **tolerance)
   row, column = h - 1, w // 2
   chosen = explore.attention_maps(vit, x, query=(row, column))[:, 0]
-  np.testing.assert_allclose(maps[:, :, 1 + row * w + column], chosen, **near)
+  np.testing.assert_allclose(
+    maps[:, :, 1 + row * w + column], chosen, **tolerance
+  )
   rollout = explore.attention_rollout(vit, x)[0]
-  np.testing.assert_allclose(rolled[0].reshape(h, w), rollout, **near)
+  np.testing.assert_allclose(rolled[0].reshape(h, w), rollout, **tolerance)
 
 
 @pytest.mark.parametrize('channels', [1, 3, 4])
@@ -113,8 +115,8 @@ def test_numbers_have_no_probabilities():
 
 
 def test_a_model_without_a_head_names_nothing():
-  seen = seen_by(page_server.load(num_classes=0))
-  assert seen['top'] == [] and seen['weights'].size
+  answer = seen_by(page_server.load(num_classes=0))
+  assert answer['top'] == [] and answer['weights'].size
 
 
 @pytest.mark.parametrize(
@@ -124,8 +126,8 @@ def test_without_attention_predictions_are_shown_alone(name, why):
   vit = page_server.load(name)
   described = viewer_lib.Viewer(vit, 'it').describe()
   assert described['heads'] == 0 and why in described['note']
-  seen = seen_by(vit)
-  assert set(seen) == {'top', 'pixels'} and len(seen['top']) == 5
+  answer = seen_by(vit)
+  assert set(answer) == {'top', 'pixels'} and len(answer['top']) == 5
 
 
 @pytest.mark.parametrize(
@@ -139,11 +141,11 @@ def test_attention_that_is_too_large_is_averaged_or_left_out(
   vit = page_server.load()  # of 24 patches in 3 layers
   described = viewer_lib.Viewer(vit, 'it').describe()
   assert described['heads'] == heads and note in described['note']
-  seen = seen_by(vit)
-  assert len(seen['top']) == 5 and ('weights' in seen) == bool(heads)
+  answer = seen_by(vit)
+  assert len(answer['top']) == 5 and ('weights' in answer) == bool(heads)
   if heads == 1:
-    assert seen['weights'].shape == (3 + 1, 25, 24)
-    peaks, weights = seen['peaks'], seen['weights']
+    assert answer['weights'].shape == (3 + 1, 25, 24)
+    peaks, weights = answer['peaks'], answer['weights']
     mean = explore.attention_maps(vit, vit.preprocess(PICTURE))[:, 0].mean(1)
     np.testing.assert_allclose(
       weights[:-1, 0] * peaks[:-1, 0, None] / 255,

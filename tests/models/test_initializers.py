@@ -50,11 +50,11 @@ def test_mimetic_initialisation(scan):
   actual = start(mimetic, key)
   if scan:
     actual = layouts.unstack_layers(actual)
-  flat, others = (
+  flat, paper_params = (
     flax.traverse_util.flatten_dict(x, sep='/')
     for x in (actual, start(paper.clone(scan=False), key))
   )
-  changed = {k for k in flat if (flat[k] != others[k]).any()}
+  changed = {k for k in flat if (flat[k] != paper_params[k]).any()}
   names = ('attention/qkv/kernel', 'attention/out/kernel')
   assert changed == {f'blocks_{i}/{name}' for i in range(3) for name in names}
   products = []

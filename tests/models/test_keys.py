@@ -19,12 +19,12 @@ SCALED = {'block': 'block(layer_scale=0.5, layer_scale_mlp=False)'}
 
 def repeated(qkv, times):
   """Returns parameters of attention whose keys have the heads of queries."""
-  query, both = qkv['query'], qkv['key_value']
+  query, key_value = qkv['query'], qkv['key_value']
   return {
     leaf: jnp.concatenate(
       [
         jnp.expand_dims(query[leaf], -3),
-        jnp.repeat(both[leaf], times, axis=-2),
+        jnp.repeat(key_value[leaf], times, axis=-2),
       ],
       axis=-3,
     )
@@ -41,7 +41,7 @@ def test_heads_of_queries_share_heads_of_keys(
   fields = {'hidden_size': 128, 'positions': 'learned + rope'}
   options = f'key_heads={key_heads}, full_layers={full_layers}, qk_norm=True'
   model, params = make(**fields, attention=f'grouped({options})')
-  whole, _ = make(**fields, attention='attention(qk_norm=True)')
+  full, _ = make(**fields, attention='attention(qk_norm=True)')
   layers = {}
   for i in range(model.depth):
     layer = params[f'blocks_{i}']
@@ -55,14 +55,14 @@ def test_heads_of_queries_share_heads_of_keys(
     {'params': params}, small_models.IMAGES
   )
   expected = compiled.apply(
-    whole, {'params': params | layers}, small_models.IMAGES
+    full, {'params': params | layers}, small_models.IMAGES
   )
   np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 def test_layer_scale_of_attention_alone():
   model, params = make(**SCALED)
-  whole, _ = make(block='block(layer_scale=0.5)')
+  full, _ = make(block='block(layer_scale=0.5)')
   layers = {
     name: layer | {'layer_scale2': jnp.ones(16)}
     for name, layer in params.items()
@@ -72,7 +72,7 @@ def test_layer_scale_of_attention_alone():
   assert not any('layer_scale2' in params[name] for name in layers)
   np.testing.assert_array_equal(
     compiled.apply(model, {'params': params}, small_models.IMAGES),
-    compiled.apply(whole, {'params': params | layers}, small_models.IMAGES),
+    compiled.apply(full, {'params': params | layers}, small_models.IMAGES),
   )
 
 

@@ -108,7 +108,7 @@ def test_paper_initialisation():
 
 def test_trunk_gives_tokens_and_what_the_head_reads():
   params, images = example()
-  seen = tiny().apply({'params': params}, images, method='trunk')
-  assert seen['tokens'].shape == (6, 8, 24)
+  outputs = tiny().apply({'params': params}, images, method='trunk')
+  assert outputs['tokens'].shape == (6, 8, 24)
   features = tiny(num_classes=0).apply({'params': params}, images)
-  np.testing.assert_array_equal(seen['features'], features)
+  np.testing.assert_array_equal(outputs['features'], features)

@@ -305,13 +305,13 @@ def test_equals_linens_own_attention():
   attention = attention_lib.Attention(num_heads=4)
   actual = compiled.apply(attention, {'params': block}, x, Context())
   qkv, names = block['qkv'], ('query', 'key', 'value')
-  theirs = {
+  linen_params = {
     name: {'kernel': qkv['kernel'][:, i], 'bias': qkv['bias'][i]}
     for i, name in enumerate(names)
   }
   reference = nn.MultiHeadDotProductAttention(num_heads=4)
   expected = compiled.apply(
-    reference, {'params': theirs | {'out': block['out']}}, x
+    reference, {'params': linen_params | {'out': block['out']}}, x
   )
   np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
@@ -340,10 +340,10 @@ def test_positions_and_pools(pool, position):
   images = example()[1]
   mirrored = images[:, ::-1].reshape(6, 2, 4, 16, 3)[:, :, ::-1]
   mirrored = mirrored.reshape(6, 8, 16, 3)  # rows of patches change places
-  same = np.allclose(
+  is_same = np.allclose(
     apply(model, params, images), apply(model, params, mirrored), atol=1e-4
   )
-  assert same == (position == 'none')
+  assert is_same == (position == 'none')
 
 
 def test_sincos2d_is_separable_and_unit_circles():
@@ -402,11 +402,11 @@ def test_dropout_keeps_the_mean_and_the_dtype():
 def test_masks_belong_to_rows_of_the_global_batch(name):
   params, images = example(name)
   model = random_tiny(name)
-  whole = apply(model, params, images, seed=2)
+  logits = apply(model, params, images, seed=2)
   part = apply(model, params, images[1::2], seed=2, rows=jnp.array([1, 3, 5]))
-  np.testing.assert_allclose(part, whole[1::2], rtol=1e-4, atol=1e-5)
-  other = apply(model, params, images, seed=3)
-  assert not np.allclose(whole, other, atol=1e-3)
+  np.testing.assert_allclose(part, logits[1::2], rtol=1e-4, atol=1e-5)
+  other_seed = apply(model, params, images, seed=3)
+  assert not np.allclose(logits, other_seed, atol=1e-3)
 
 
 @pytest.mark.parametrize('name', SIZES)
@@ -465,9 +465,9 @@ LIBRARIES = {
   case_files.read(pathlib.Path(__file__).with_name('names.txt')),
 )
 def test_names_of_timm_and_hugging_face(library, name, model):
-  ours, _, fields = model.partition('; ')
+  our_name, _, fields = model.partition('; ')
   fields = LIBRARIES[library] | mistakes.changes(fields)
-  expected = models.create_model(ours, 7, **fields)
+  expected = models.create_model(our_name, 7, **fields)
   assert models.create_model(name, 7) == expected
   config = config_lib.default().model
   config.name, config.dropout_rate = name, 0.5
@@ -491,15 +491,15 @@ def test_trunk_gives_tokens_and_what_the_head_reads(pool):
   model = tiny(pool=pool, depth=1, registers=2)
   images = example()[1]
   params = models.init_params(model, jax.random.key(0), images.shape[1:])
-  seen = compiled.apply(model, {'params': params}, images, method='trunk')
+  outputs = compiled.apply(model, {'params': params}, images, method='trunk')
   prefix = model.prefix_length
-  assert seen['tokens'].shape == (6, prefix + 8, 32)
-  reads = {'token': seen['tokens'][:, 0]}
-  reads['mean'] = seen['tokens'][:, prefix:].mean(axis=1)
+  assert outputs['tokens'].shape == (6, prefix + 8, 32)
+  reads = {'token': outputs['tokens'][:, 0]}
+  reads['mean'] = outputs['tokens'][:, prefix:].mean(axis=1)
   reads['token_and_mean'] = jnp.concatenate(list(reads.values()), axis=1)
   if pool in reads:
-    np.testing.assert_allclose(seen['features'], reads[pool], atol=1e-6)
-  logits = nn.Dense(5).apply({'params': params['head']}, seen['features'])
+    np.testing.assert_allclose(outputs['features'], reads[pool], atol=1e-6)
+  logits = nn.Dense(5).apply({'params': params['head']}, outputs['features'])
   np.testing.assert_allclose(
     logits, apply(model, params, images), rtol=1e-4, atol=1e-5
   )
@@ -519,12 +519,14 @@ def test_the_last_norm_reads_only_what_the_pool_reads(pool, count, scan):
 def test_a_trunk_stands_without_its_head():
   params, images = example()
   model = tiny()
-  own = compiled.init(model, jax.random.key(0), images, method='trunk')[
-    'params'
-  ]
-  assert own.keys() == params.keys() - {'head'}
-  actual = compiled.apply(model, {'params': own}, images, method='trunk')
-  whole = compiled.apply(
-    model, {'params': params | own}, images, method='trunk'
+  trunk_params = compiled.init(
+    model, jax.random.key(0), images, method='trunk'
+  )['params']
+  assert trunk_params.keys() == params.keys() - {'head'}
+  actual = compiled.apply(
+    model, {'params': trunk_params}, images, method='trunk'
   )
-  jax.tree.map(np.testing.assert_array_equal, actual, whole)
+  logits = compiled.apply(
+    model, {'params': params | trunk_params}, images, method='trunk'
+  )
+  jax.tree.map(np.testing.assert_array_equal, actual, logits)

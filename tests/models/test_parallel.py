@@ -36,7 +36,7 @@ def test_an_mlp_beside_attention_is_one_sum():
 
 def test_equal_branches_are_one_that_counts_twice():
   model, params = small_models.make(block='branches(2)')
-  one = small_models.make()[0]
+  plain = small_models.make()[0]
   layers = {f'blocks_{i}': params[f'blocks_{i}'] for i in range(2)}
   halves = {
     name: {k: x for k, x in layer.items() if k != 'branch_1'}
@@ -48,11 +48,13 @@ def test_equal_branches_are_one_that_counts_twice():
     is_last = any(key.key in ('out', 'down') for key in path)
     return 2 * x if is_last else x
 
-  same = {k: x | {'branch_1': x} for k, x in halves.items()}
+  equal_params = {k: x | {'branch_1': x} for k, x in halves.items()}
   np.testing.assert_allclose(
-    compiled.apply(model, {'params': params | same}, small_models.IMAGES),
     compiled.apply(
-      one,
+      model, {'params': params | equal_params}, small_models.IMAGES
+    ),
+    compiled.apply(
+      plain,
       {'params': params | jax.tree.map_with_path(doubled, halves)},
       small_models.IMAGES,
     ),
@@ -67,11 +69,17 @@ def test_branches_drop_different_tokens():
     depth=1,
   )
   layer = params['blocks_0']
-  same = layer | {'branch_1': {k: layer[k] for k in layer if k != 'branch_1'}}
+  equal_params = layer | {
+    'branch_1': {k: layer[k] for k in layer if k != 'branch_1'}
+  }
   key = {'dropout': jax.random.key(0)}
   images = jnp.repeat(small_models.IMAGES[:1], 64, axis=0)
   y = compiled.apply(
-    model, {'params': params | {'blocks_0': same}}, images, train=True, rngs=key
+    model,
+    {'params': params | {'blocks_0': equal_params}},
+    images,
+    train=True,
+    rngs=key,
   )
   # Both attentions and MLPs kept, one, or none: more than the two kinds of
   # answers of two equal masks.

@@ -230,7 +230,7 @@ def test_own_classes(own):
 
 
 @pytest.mark.parametrize(
-  ('kind', 'text', 'said'),
+  ('kind', 'text', 'message_part'),
   [
     ('attention', 'attentoin', "no attention 'attentoin': did you mean 'att"),
     ('attention', 'attentoin', 'There are attention, grouped, differential;'),
@@ -263,11 +263,11 @@ def test_own_classes(own):
     ('attention', 'own_parts:Strict(window=10)', 'ZeroDivisionError: too wid'),
   ],
 )  # fmt: skip
-def test_errors_are_one_line(kind, text, said, own):
+def test_errors_are_one_line(kind, text, message_part, own):
   with pytest.raises(config_lib.UserError) as error:
     build(kind, text)
   message = str(error.value)
-  assert said in message, message
+  assert message_part in message, message
   assert re.fullmatch(rf'config\.model\.{kind}\b.*', message)
 
 

@@ -248,8 +248,10 @@ def test_a_fresh_head_is_zero():
 def test_trunk_gives_a_grid_and_what_the_head_reads():
   model = tiny_bit()
   params, images = example(model)
-  seen = compiled.apply(model, {'params': params}, images, method='trunk')
-  assert seen['tokens'].shape == (2, 5 * 3, 48)
+  outputs = compiled.apply(model, {'params': params}, images, method='trunk')
+  assert outputs['tokens'].shape == (2, 5 * 3, 48)
   headless = {name: x for name, x in params.items() if name != 'head'}
   features = apply(tiny_bit(num_classes=0), headless, images)
-  np.testing.assert_allclose(seen['features'], features, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(
+    outputs['features'], features, rtol=1e-4, atol=1e-5
+  )

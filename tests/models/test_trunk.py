@@ -63,17 +63,17 @@ def test_relative_positions_depend_on_distance_alone():
 def test_kept_patches_are_all_that_layers_see():
   model, params = make()
   order = jnp.tile(jnp.arange(14, -1, -1), (2, 1))
-  whole = tokens(model, params)
+  full = tokens(model, params)
   reversed_ = tokens(model, params, kept=order)
-  np.testing.assert_allclose(reversed_[:, 0], whole[:, 0], atol=2e-6)
-  np.testing.assert_allclose(reversed_[:, :0:-1], whole[:, 1:], atol=2e-6)
+  np.testing.assert_allclose(reversed_[:, 0], full[:, 0], atol=2e-6)
+  np.testing.assert_allclose(reversed_[:, :0:-1], full[:, 1:], atol=2e-6)
   kept = jnp.array([[3, 1], [0, 14]])
   few = tokens(model, params, kept=kept)
   assert few.shape == (2, 3, 16)
   # Others may change as they like.
-  others = IMAGES.at[0, 4:].add(1.0)
+  changed = IMAGES.at[0, 4:].add(1.0)
   out = compiled.apply(
-    model, {'params': params}, others, method='trunk', kept=kept
+    model, {'params': params}, changed, method='trunk', kept=kept
   )
   np.testing.assert_array_equal(out['tokens'][0], few[0])
 
@@ -82,9 +82,9 @@ def test_masked_patches_are_not_seen():
   model, params = make(mask_token=True)
   masked = jnp.zeros((2, 15), bool).at[0, 5:].set(True)
   before = tokens(model, params, masked=masked)
-  others = IMAGES.at[0, 4:].add(1.0)
+  changed = IMAGES.at[0, 4:].add(1.0)
   out = compiled.apply(
-    model, {'params': params}, others, method='trunk', masked=masked
+    model, {'params': params}, changed, method='trunk', masked=masked
   )
   np.testing.assert_array_equal(out['tokens'], before)
   assert abs(before[0] - tokens(model, params)[0]).max() > 1e-3
@@ -101,10 +101,10 @@ def test_what_cannot_be_masked_or_left_out():
 
 def test_what_is_behind_the_last_patch_is_left_out():
   model, params = make(patches='patches(crop=True)')
-  whole = tokens(model, params)
+  full = tokens(model, params)
   wider = jnp.pad(IMAGES, ((0, 0), (0, 3), (0, 1), (0, 0)), constant_values=9.0)
   out = compiled.apply(model, {'params': params}, wider, method='trunk')
-  np.testing.assert_array_equal(out['tokens'], whole)
+  np.testing.assert_array_equal(out['tokens'], full)
   with pytest.raises(ValueError, match='15 x 21, is not a multiple'):
     make()[0].apply({'params': params}, wider)
   with pytest.raises(ValueError, match='3 x 20, is not a multiple'):
@@ -216,12 +216,12 @@ def test_packing_changes_no_answer(fields):
     assert sorted(i for row in rows for i in row) == list(range(5))
     number = max(map(len, rows)) + 1  # one is missing everywhere
     patches = np.full((len(rows), most + 2, 12), 7.0, np.float32)
-    where = np.zeros((len(rows), number, 2), np.int32)
+    packed_grids = np.zeros((len(rows), number, 2), np.int32)
     for i, row in enumerate(rows):
-      together = np.concatenate([cut[j] for j in row])
-      patches[i, : len(together)] = together
-      where[i, : len(row)] = [grids[j] for j in row]
-    actual = apply(patches, where)
+      sequence = np.concatenate([cut[j] for j in row])
+      patches[i, : len(sequence)] = sequence
+      packed_grids[i, : len(row)] = [grids[j] for j in row]
+    actual = apply(patches, packed_grids)
     assert actual.shape == (len(rows), number, 8)
     for i, row in enumerate(rows):
       for j, image in enumerate(row):
@@ -231,7 +231,7 @@ def test_packing_changes_no_answer(fields):
 
 def test_what_cannot_be_packed():
   grids = np.array([[[1, 2], [2, 1]]])
-  for fields, said in (
+  for fields, message in (
     ({'pool': 'token'}, 'class_token'),
     ({'mlp': 'experts(2)', 'pool': 'mean'}, 'experts'),
   ):
@@ -239,7 +239,7 @@ def test_what_cannot_be_packed():
     params = compiled.init(model, jax.random.key(0), np.zeros((1, 4, 4, 3)))[
       'params'
     ]
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
       compiled.apply(
         model, {'params': params}, np.zeros((1, 4, 12)), grids=grids
       )

@@ -56,11 +56,11 @@ def test_the_order_of_frames_counts():
       assert params['position_embedding'].shape == (1, 8, 16)
       params['position_embedding'] *= 50
     params['head']['kernel'] = jax.random.normal(jax.random.key(2), (16, 3))
-    actual, other = (
+    actual, swapped_logits = (
       compiled.apply(model, {'params': params}, x) for x in (clips, swapped)
     )
     assert actual.shape == (2, 3)
-    assert (np.abs(actual - other).max() > 1e-3) == is_told
+    assert (np.abs(actual - swapped_logits).max() > 1e-3) == is_told
 
 
 def test_what_does_not_fit_is_refused():

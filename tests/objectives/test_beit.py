@@ -54,9 +54,9 @@ def test_blocks_keep_the_rules():
 def test_a_mask_depends_on_its_key_alone():
   masks = block_masks.BlockMasks((4, 4), 7, 2)
   keys = jax.random.split(jax.random.key(0), 16)
-  whole = masks.draw(keys).mask
-  np.testing.assert_array_equal(masks.draw(keys[3:7]).mask, whole[3:7])
-  assert len(np.unique(whole.reshape(16, -1), axis=0)) > 10
+  all_masks = masks.draw(keys).mask
+  np.testing.assert_array_equal(masks.draw(keys[3:7]).mask, all_masks[3:7])
+  assert len(np.unique(all_masks.reshape(16, -1), axis=0)) > 10
 
 
 # Tokens of patches.
@@ -213,13 +213,13 @@ def test_the_first_layers_start_larger():
       objective.image_shape,
     )
     for layer, factor in ((0, 2), (1, 4)):
-      one, other = (
+      plain_kernel, kernel = (
         x['blocks']['mlp']['down']['kernel'][layer]
         if scan
         else x[f'blocks_{layer}']['mlp']['down']['kernel']
         for x in (plain, trunk)
       )
-      np.testing.assert_allclose(other * factor**0.5, one, rtol=1e-6)
+      np.testing.assert_allclose(kernel * factor**0.5, plain_kernel, rtol=1e-6)
 
 
 def test_pick_puts_masked_patches_first():

@@ -55,13 +55,13 @@ def _gradient(options=(), **overrides):
 def test_cached_gradients_are_those_of_the_whole_batch(loss):
   """With dropout, whose masks belong to the global batch."""
   options, dropout = {'loss': loss}, {'model__dropout_rate': 0.2}
-  whole = _gradient(options, **dropout)
+  expected = _gradient(options, **dropout)
   cached = _gradient(options | {'parts': 2}, **dropout, train__accumulation=4)
-  assert np.isfinite(whole[0])
+  assert np.isfinite(expected[0])
   jax.tree.map(
     lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5, rtol=1e-4),
     cached,
-    whole,
+    expected,
   )
 
 
@@ -176,9 +176,9 @@ def test_prompts_name_classes(finished, tmp_path, capsys):
   assert commands.run(predict, *args, f'--prompts={",".join(prompts)}') == 0
   actual = json.loads(capsys.readouterr().out)
   assert len(actual) == 3
-  for each in actual:
-    assert {x['class'] for x in each['predictions']} == set(prompts)
-    total = sum(x['probability'] for x in each['predictions'])
+  for answer in actual:
+    assert {x['class'] for x in answer['predictions']} == set(prompts)
+    total = sum(x['probability'] for x in answer['predictions'])
     assert total == pytest.approx(1, abs=1e-5)
   with pytest.raises(UserError, match='at least two texts'):
     commands.run(predict, *args, '--prompts=a 0')
@@ -216,16 +216,16 @@ def test_images_are_found_by_texts_and_images(finished, tmp_path, capsys):
     return np.load(out)
 
   args = '--text=a 3', '--text=the number 8', f'--image={folder}/2.png'
-  status, told = run(*args, '--format=json')
+  status, captured = run(*args, '--format=json')
   assert status == 0
   images = embed_all('images', f'--images={folder}')
   texts = embed_all('texts', *args[:2])
   assert texts['text'].tolist() == ['a 3', 'the number 8']
   queries = [*texts['embedding'], images['embedding'][2]]
-  for query, answer in zip(queries, json.loads(told.out), strict=True):
-    wanted = images['embedding'] @ query
+  for query, answer in zip(queries, json.loads(captured.out), strict=True):
+    similarities = images['embedding'] @ query
     actual = {x['image']: x['similarity'] for x in answer['found']}
-    expected = dict(zip(images['file'].tolist(), wanted, strict=True))
+    expected = dict(zip(images['file'].tolist(), similarities, strict=True))
     assert actual == pytest.approx(expected, abs=1e-5)
     assert sorted(actual.values(), reverse=True) == list(actual.values())
   actual = vit_jax.load(finished).outputs(images['file'].tolist())
@@ -238,12 +238,12 @@ def test_images_are_found_by_texts_and_images(finished, tmp_path, capsys):
   (folder / '0.png').unlink()
   (folder / '1.png').write_bytes(b'no image')
   picture = tmp_path / 'found.png'
-  status, told = run(*args, '--format=csv', f'--picture={picture}')
-  assert status == 1 and '1.png' in told.err
-  assert len(told.out.splitlines()) == 1 + 3 * 3
+  status, captured = run(*args, '--format=csv', f'--picture={picture}')
+  assert status == 1 and '1.png' in captured.err
+  assert len(captured.out.splitlines()) == 1 + 3 * 3
   assert cv2.imread(str(picture)) is not None
   cache.write_bytes(b'damaged')
-  assert run(*args, '--format=csv')[1].out == told.out
+  assert run(*args, '--format=csv')[1].out == captured.out
 
 
 @pytest.mark.parametrize(
@@ -297,11 +297,11 @@ def test_a_search_keeps_the_embeddings_of_one_model(
   assert len([*tmp_path.glob('photos.embeddings-*.npz')]) == 2
   assert run(cache) == plain
   assert run(cache, merging) == merged
-  other = tmp_path / 'mine.npz'
-  np.savez(other, embedding=np.ones((3, 16)))
+  archive = tmp_path / 'mine.npz'
+  np.savez(archive, embedding=np.ones((3, 16)))
   with pytest.raises(UserError, match=r'other arrays .* not overwritten'):
-    run(f'--cache={other}')
-  assert np.load(other).files == ['embedding']
+    run(f'--cache={archive}')
+  assert np.load(archive).files == ['embedding']
   with pytest.raises(UserError, match=r'must end in \.npz'):
     run(f'--cache={folder}/1.png')
 
@@ -326,18 +326,18 @@ def test_transformers_embeds_the_same(kind, tmp_path):
   config = make_config(options, **fields, train__duration='3 steps')
   config.evals.zero.split = config.evals.pairs.split = ''
   config.checkpoint.best = ''
-  run, there = tmp_path / 'run', tmp_path / 'there'
+  run, folder = tmp_path / 'run', tmp_path / 'there'
   assert loop.run(config, str(run)).status == 0
-  args = run, there, '--to=huggingface', '--whole'
+  args = run, folder, '--to=huggingface', '--whole'
   assert commands.run(convert, *args) == 0
-  theirs, report = transformers.AutoModel.from_pretrained(
-    there, output_loading_info=True
+  reference, report = transformers.AutoModel.from_pretrained(
+    folder, output_loading_info=True
   )
-  assert theirs.config.model_type == kind and not any(report.values())
-  config.init_from.path = str(there)
+  assert reference.config.model_type == kind and not any(report.values())
+  config.init_from.path = str(folder)
   experiment = experiment_lib.build(config)
-  params, ours = experiment.start.take(), vit_jax.load(run)
-  expected = {'image': ours.params, **ours.objective_params}
+  params, loaded = experiment.start.take(), vit_jax.load(run)
+  expected = {'image': loaded.params, **loaded.objective_params}
   jax.tree.map(np.testing.assert_array_equal, params, expected)
   objective, rng = experiment.program.objective, np.random.default_rng(0)
   images = rng.standard_normal((3, *objective.image_shape), np.float32)
@@ -346,7 +346,7 @@ def test_transformers_embeds_the_same(kind, tmp_path):
   batch = {'image': images, 'text': tokens}
   actual = jax.jit(objective.outputs)(params, batch)
   with torch.no_grad():
-    answer = theirs.eval()(
+    answer = reference.eval()(
       pixel_values=torch.tensor(images.transpose(0, 3, 1, 2).copy()),
       input_ids=torch.tensor(tokens),
     )
@@ -377,7 +377,7 @@ def test_a_file_of_both_towers_compares_and_finds(tmp_path, capsys):
   }
   texts = {'vocab_size': 517, 'max_position_embeddings': 9, 'eos_token_id': 516}
   torch.manual_seed(0)
-  theirs = transformers.CLIPModel(
+  reference = transformers.CLIPModel(
     transformers.CLIPConfig(
       vision_config=small | {'image_size': 16, 'patch_size': 8},
       text_config=small | texts,
@@ -385,7 +385,7 @@ def test_a_file_of_both_towers_compares_and_finds(tmp_path, capsys):
     )
   ).eval()
   folder, photos = tmp_path / 'clip', tmp_path / 'photos'
-  theirs.save_pretrained(folder)
+  reference.save_pretrained(folder)
   photos.mkdir()
   rng = np.random.default_rng(0)
   for i in range(3):
@@ -405,21 +405,27 @@ def test_a_file_of_both_towers_compares_and_finds(tmp_path, capsys):
   prepared = vit_jax.load(folder).preprocess([x['image'] for x in actual])
   tokens = tokenizers.make(f'clip:{folder}/merges.txt', 9)(['a cat', 'no'])
   with torch.no_grad():
-    expected = theirs(
+    expected = reference(
       pixel_values=torch.tensor(prepared.transpose(0, 3, 1, 2).copy()),
       input_ids=torch.tensor(tokens),
     ).logits_per_image.softmax(dim=-1)
   for each, row in zip(actual, expected.numpy(), strict=True):
-    given = {x['class']: x['probability'] for x in each['predictions']}
-    assert [given['a cat'], given['no']] == pytest.approx(row, abs=1e-4)
+    probabilities = {x['class']: x['probability'] for x in each['predictions']}
+    assert [probabilities['a cat'], probabilities['no']] == pytest.approx(
+      row, abs=1e-4
+    )
   small = ('--quantize=int8', '--format=json')  # both towers
   assert commands.run(predict, *args, '--prompts=a cat,no', *small) == 0
   for each, row in zip(
     json.loads(capsys.readouterr().out), expected.numpy(), strict=True
   ):
-    given = {x['class']: x['probability'] for x in each['predictions']}
-    assert [given['a cat'], given['no']] == pytest.approx(row, abs=0.02)
-    assert [given['a cat'], given['no']] != pytest.approx(row, abs=1e-6)
+    probabilities = {x['class']: x['probability'] for x in each['predictions']}
+    assert [probabilities['a cat'], probabilities['no']] == pytest.approx(
+      row, abs=0.02
+    )
+    assert [probabilities['a cat'], probabilities['no']] != pytest.approx(
+      row, abs=1e-6
+    )
   assert commands.run(search, *args, '--text=a cat', '--format=json') == 0
   (answer,) = json.loads(capsys.readouterr().out)
   assert len(answer['found']) == 3

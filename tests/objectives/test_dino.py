@@ -58,8 +58,8 @@ def test_the_heads_travel_in_the_authors_names(finished, tmp_path):
   assert arrays[f'{name}.last_layer.weight_g'].shape[1] == 1
   assert 'backbone.norm.weight' in arrays
   tensors = {k: torch.from_numpy(x) for k, x in arrays.items()}
-  other = {k: 2 * x for k, x in tensors.items()}
-  torch.save({'student': other, 'teacher': tensors}, tmp_path / 'x.pth')
+  student = {k: 2 * x for k, x in tensors.items()}
+  torch.save({'student': student, 'teacher': tensors}, tmp_path / 'x.pth')
   actual = build(
     method,
     init_from__path=str(tmp_path / 'x.pth'),
@@ -154,12 +154,12 @@ def test_local_crops_have_resized_positions():
   table = np.asarray(params['position_embedding'])
   prefix = 2  # class token and register
   small = resize.positions(table[:, prefix:], (4, 4), (2, 2), 'bicubic')
-  own = params | {
+  resized = params | {
     'position_embedding': np.concatenate([table[:, :prefix], small], axis=1)
   }
   apply = jax.jit(objective.apply)
   for i in range(3):
-    expected = apply(own, images[:, i])
+    expected = apply(resized, images[:, i])
     np.testing.assert_allclose(actual[:, i], expected, atol=1e-5)
 
 
@@ -182,10 +182,10 @@ def test_crops_of_one_size_have_masks_of_their_own():
 def test_masks_depend_on_the_row_alone():
   objective = build('dinov2').program.objective
   key, rows = jax.random.key(3), jnp.arange(16)
-  whole = objective.draw_masks(Rng(key, rows))
+  all_masks = objective.draw_masks(Rng(key, rows))
   part = objective.draw_masks(Rng(key, rows[4:8]))
-  np.testing.assert_array_equal(whole[4:8], part)
-  counts = np.sort(whole.sum(axis=-1).ravel())
+  np.testing.assert_array_equal(all_masks[4:8], part)
+  counts = np.sort(all_masks.sum(axis=-1).ravel())
   assert (counts[:16] == 0).all() and (counts[16:] > 0).all()
   assert counts[-1] <= 8 and counts[16] <= 3
 

@@ -77,8 +77,8 @@ def test_clusters_are_those_of_the_pixels():
 
 def test_loaded_and_looked_into(finished, images, capsys):
   vit = vit_jax.load(finished)
-  seen = vit_jax.features(vit, images)
-  assert seen.shape == (2, 6, 64, 16)
+  tokens = vit_jax.features(vit, images)
+  assert tokens.shape == (2, 6, 64, 16)
   args = f'--from={finished}', '--data=digits', '--split=train[80%:]'
   probe = '--probe=knn', '--train_split=train[:80%]', '--format=json'
   assert commands.run(evaluate, *args, *probe) == 0
@@ -135,9 +135,9 @@ def test_a_pixel_depends_on_those_before_it():
 )
 def test_the_cache_gives_the_same_logits(fields):
   model, params = model_of(**fields)
-  given = jnp.full((3, 16), -1).at[1, :8].set(jnp.arange(8))
+  given_ids = jnp.full((3, 16), -1).at[1, :8].set(jnp.arange(8))
   ids, logits = pixel_cache.draw(
-    model, params, jax.random.key(1), given, jnp.arange(3), 1.0
+    model, params, jax.random.key(1), given_ids, jnp.arange(3), 1.0
   )
   np.testing.assert_array_equal(ids[1, :8], np.arange(8))
   assert len(np.unique(ids)) > 3
@@ -150,13 +150,13 @@ def test_only_attention_grows_with_the_pixels():
   counts = {}
   for n in (16, 32):
     table = jnp.zeros((1, n, 16))
-    given, rows = jnp.full((2, n), -1), jnp.arange(2)
+    given_ids, rows = jnp.full((2, n), -1), jnp.arange(2)
     counts[n] = flops.count(
-      lambda params, given, rows: pixel_cache.draw(
-        model, params, jax.random.key(0), given, rows, 1.0
+      lambda params, given_ids, rows: pixel_cache.draw(
+        model, params, jax.random.key(0), given_ids, rows, 1.0
       ),
       params | {'position_embedding': table},
-      given,
+      given_ids,
       rows,
     )
   # A multiply-add is 2 operations; each token has a score and a value.
@@ -207,11 +207,11 @@ def test_files_of_transformers_are_the_same_model(finished, images, tmp_path):
   assert (
     commands.run(convert, finished, tmp_path / 'hf', '--to=huggingface') == 0
   )
-  ours, theirs = vit_jax.load(finished), vit_jax.load(tmp_path / 'hf')
-  assert theirs.model.has_clusters and theirs.preprocess.channels == 1
-  jax.tree.map(np.testing.assert_array_equal, ours.params, theirs.params)
-  out = ours.model.apply(
-    {'params': ours.params}, ours.preprocess(images), method='trunk'
+  loaded, converted = vit_jax.load(finished), vit_jax.load(tmp_path / 'hf')
+  assert converted.model.has_clusters and converted.preprocess.channels == 1
+  jax.tree.map(np.testing.assert_array_equal, loaded.params, converted.params)
+  out = loaded.model.apply(
+    {'params': loaded.params}, loaded.preprocess(images), method='trunk'
   )
   model = transformers.ImageGPTForCausalImageModeling.from_pretrained(
     tmp_path / 'hf'

@@ -106,10 +106,10 @@ def test_a_classifier_gives_the_trunk_alone(tmp_path):
 
 @pytest.mark.parametrize('name', ['timm', 'huggingface'])
 def test_files_of_others_hold_all_of_it_to_the_bit(finished, name, tmp_path):
-  there = tmp_path / 'there'
-  args = str(finished), str(there), f'--to={name}'
+  folder = tmp_path / 'there'
+  args = str(finished), str(folder), f'--to={name}'
   assert commands.run(convert, *args, '--whole') == 0
-  params = start(make_config(init_from__path=str(there)))
+  params = start(make_config(init_from__path=str(folder)))
   expected = vit_jax.load(finished)
   expected = {'trunk': expected.params, **expected.objective_params}
   jax.tree.map(np.testing.assert_array_equal, params, expected)
@@ -125,7 +125,7 @@ def test_transformers_computes_the_same_loss(finished, tmp_path):
   transformers = other_libraries.imported('transformers')
   args = f'{finished} {tmp_path}/there --to=huggingface --whole'.split()
   assert commands.run(convert, *args) == 0
-  theirs, report = transformers.ViTMAEForPreTraining.from_pretrained(
+  reference, report = transformers.ViTMAEForPreTraining.from_pretrained(
     tmp_path / 'there', output_loading_info=True
   )
   assert not any(report.values())
@@ -134,7 +134,7 @@ def test_transformers_computes_the_same_loss(finished, tmp_path):
   rng = np.random.default_rng(0)
   image = rng.standard_normal((3, 8, 8, 1), np.float32)
   noise = rng.random((3, 16), np.float32)
-  drawn = mae.masks(jnp.asarray(noise), theirs.config.mask_ratio)
+  drawn = mae.masks(jnp.asarray(noise), reference.config.mask_ratio)
   errors = mae.reconstruction_errors(
     objective.predict(params, image, drawn),
     objective.targets(image),
@@ -142,7 +142,7 @@ def test_transformers_computes_the_same_loss(finished, tmp_path):
   )
   pixels = torch.tensor(image.transpose(0, 3, 1, 2))
   with torch.no_grad():
-    expected = theirs.eval()(pixels, noise=torch.tensor(noise)).loss
+    expected = reference.eval()(pixels, noise=torch.tensor(noise)).loss
   assert errors.mean() == pytest.approx(float(expected), rel=1e-5)
 
 
@@ -187,14 +187,17 @@ def test_a_step_takes_three_fifths_of_a_supervised_one():
   supervised.objective.name = 'classification'
   supervised.objective.options = {}
   supervised.model.num_classes = 1000
-  known = {'image': features.Image()}
+  image_kind = {'image': features.Image()}
   label = features.Label(tuple(map(str, range(1000))))
   counts = []
-  for each, kinds in ((config, known), (supervised, known | {'label': label})):
-    if each is config:
-      each.model.num_classes = 0
-      objectives.fill_options(each)
-    objective = objectives.create(each, kinds)
+  for recipe, kinds in (
+    (config, image_kind),
+    (supervised, image_kind | {'label': label}),
+  ):
+    if recipe is config:
+      recipe.model.num_classes = 0
+      objectives.fill_options(recipe)
+    objective = objectives.create(recipe, kinds)
     params = jax.eval_shape(objective.init, jax.random.key(0))
-    counts.append(cost.step_flops(each, kinds, params).step)
+    counts.append(cost.step_flops(recipe, kinds, params).step)
   assert 0.3 < counts[0] / counts[1] < 0.6

@@ -104,10 +104,10 @@ def count_of(name, image, classes):
   config, _ = load(name)
   config.model.num_classes = 0
   names = tuple(map(str, range(classes)))
-  there = {'image': image, 'map': target_kinds.SegmentationMap(names)}
+  kinds = {'image': image, 'map': target_kinds.SegmentationMap(names)}
   objectives.fill_options(config)
-  made = objectives.create(config, there)
-  params = jax.eval_shape(made.init, jax.random.key(0))
+  objective = objectives.create(config, kinds)
+  params = jax.eval_shape(objective.init, jax.random.key(0))
   return {
     name: sum(
       x.size
@@ -151,11 +151,11 @@ def test_the_cost_of_a_step_with_chosen_layers(name):
   config.model.update(hidden_size=16, mlp_dim=32, num_heads=2, num_classes=0)
   objectives.fill_options(config)
   config.objective.options.channels = 4
-  there = {
+  kinds = {
     'image': features.Image(),
     'map': target_kinds.SegmentationMap(('a', 'b', 'c')),
   }
-  made = objectives.create(config, there)
-  params = jax.eval_shape(made.init, jax.random.key(0))
-  actual = cost.step_flops(config, there, params)
+  objective = objectives.create(config, kinds)
+  params = jax.eval_shape(objective.init, jax.random.key(0))
+  actual = cost.step_flops(config, kinds, params)
   assert 0 < 2 * actual.forward < actual.step

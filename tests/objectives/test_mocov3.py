@@ -28,11 +28,11 @@ def test_the_patch_embedding_stays_and_the_momentum_encoder_moves():
   before, after = first.params['trunk'], jax.device_get(state.params['trunk'])
   moved = jax.device_get(state.extra['momentum']['trunk'])
   for key in ('kernel', 'bias'):
-    same = before['patch_embedding'][key]
-    np.testing.assert_array_equal(after['patch_embedding'][key], same)
-    np.testing.assert_array_equal(moved['patch_embedding'][key], same)
-  own, theirs = after['class_token'], moved['class_token']
-  assert (own != before['class_token']).any() and (own != theirs).any()
+    initial = before['patch_embedding'][key]
+    np.testing.assert_array_equal(after['patch_embedding'][key], initial)
+    np.testing.assert_array_equal(moved['patch_embedding'][key], initial)
+  online, momentum = after['class_token'], moved['class_token']
+  assert (online != before['class_token']).any() and (online != momentum).any()
   assert int(state.extra['step']) == 2
   assert 0.5 < float(metrics['momentum']) < 1
 
@@ -40,22 +40,22 @@ def test_the_patch_embedding_stays_and_the_momentum_encoder_moves():
 def test_batch_norm_is_torchs():
   torch = pytest.importorskip('torch')
   x = np.random.default_rng(0).normal(2, 3, (6, 5)).astype(np.float32)
-  theirs, ours = torch.nn.BatchNorm1d(5), projection.BatchNorm()
-  variables = ours.init(jax.random.key(0), jnp.asarray(x))
+  reference, norm = torch.nn.BatchNorm1d(5), projection.BatchNorm()
+  variables = norm.init(jax.random.key(0), jnp.asarray(x))
   for _ in range(2):
-    expected = theirs(torch.tensor(x)).detach().numpy()
-    actual, moved = ours.apply(variables, x, train=True, mutable=['statistics'])
+    expected = reference(torch.tensor(x)).detach().numpy()
+    actual, moved = norm.apply(variables, x, train=True, mutable=['statistics'])
     variables = variables | moved
     np.testing.assert_allclose(actual, expected, atol=1e-5)
-  theirs.eval()
-  expected = theirs(torch.tensor(x)).detach().numpy()
-  np.testing.assert_allclose(ours.apply(variables, x), expected, atol=1e-5)
-  for ours_, theirs_ in (
-    ('mean', theirs.running_mean),
-    ('var', theirs.running_var),
+  reference.eval()
+  expected = reference(torch.tensor(x)).detach().numpy()
+  np.testing.assert_allclose(norm.apply(variables, x), expected, atol=1e-5)
+  for name, statistic in (
+    ('mean', reference.running_mean),
+    ('var', reference.running_var),
   ):
-    actual = variables['statistics'][ours_]
-    np.testing.assert_allclose(actual, theirs_.numpy(), rtol=1e-5)
+    actual = variables['statistics'][name]
+    np.testing.assert_allclose(actual, statistic.numpy(), rtol=1e-5)
 
 
 def published(finished, path):
@@ -77,9 +77,9 @@ def published(finished, path):
       timm_vit.VIT.rules(values.model_values(model)), trunk
     )
   }
-  whole = e.program.objective.foreign('timm')
+  foreign = e.program.objective.foreign('timm')
   heads = {k: params[k] for k in ('projector', 'predictor')}
-  for name, x in tables.write(whole.rules, heads):
+  for name, x in tables.write(foreign.rules, heads):
     arrays[moco.stored(name)] = np.ascontiguousarray(x)
   for i in (1, 4, 7):  # what a file has beside the parameters
     name = f'module.base_encoder.head.{i}.num_batches_tracked'

@@ -47,8 +47,8 @@ def test_cross_entropy(name, smoothing, labels):
     expected = -(targets * log_softmax(LOGITS)).sum(-1)
   else:
     p = 1 / (1 + np.exp(-LOGITS.astype(float)))
-    each = targets * np.log(p) + (1 - targets) * np.log(1 - p)
-    expected = -each.sum(-1)
+    losses_by_row = targets * np.log(p) + (1 - targets) * np.log(1 - p)
+    expected = -losses_by_row.sum(-1)
   actual = losses.cross_entropy(LOGITS, jnp.asarray(labels), name, smoothing)
   np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
@@ -82,8 +82,8 @@ def test_resolved_weights():
   inverse = class_weights.values('inverse', counts, 4)
   np.testing.assert_allclose(inverse[:2], [1 / 3, 2 / 3])
   assert inverse[:3].mean() == pytest.approx(1)
-  given = class_weights.values((1.0, 2.5), None, 3)
-  assert given.tolist() == [1, 2.5, 1]
+  weights = class_weights.values((1.0, 2.5), None, 3)
+  assert weights.tolist() == [1, 2.5, 1]
 
 
 @pytest.mark.slow
@@ -143,8 +143,8 @@ def test_accuracy():
 
 def test_metrics_leave_padding_out():
   mask = np.array([True, True, False, True, False])
-  each = np.arange(5, dtype=np.float32)
-  actual = metrics.classification(LOGITS, LABELS, each, mask).compute()
+  losses_by_row = np.arange(5, dtype=np.float32)
+  actual = metrics.classification(LOGITS, LABELS, losses_by_row, mask).compute()
   assert actual['loss'] == pytest.approx(4 / 3)
   assert actual['examples'] == 3
 
@@ -240,22 +240,26 @@ def test_distillation(teacher, kind, token):
   params, model = e.init().params, e.program.objective.model
   kwargs = {'merge_heads': False} if token else {}
   logits = model.apply({'params': params}, (pixels - 0.2) / 0.7, **kwargs)
-  own, listening = (logits[:, 0], logits[:, 1]) if token else (logits, logits)
+  class_logits, listening = (
+    (logits[:, 0], logits[:, 1]) if token else (logits, logits)
+  )
   loaded = weights.load(teacher)
   answers = np.asarray(
     loaded.model.apply({'params': loaded.params}, (pixels - 0.5) / 0.5)
   )
   targets = np.eye(10)[batch['label']] * 0.9 + 0.01
-  loss = -(targets * log_softmax(own)).sum(-1).mean()
+  loss = -(targets * log_softmax(class_logits)).sum(-1).mean()
   if kind == 'hard':
     right = answers.argmax(-1)[:, None]
-    other = -np.take_along_axis(log_softmax(listening), right, -1).mean()
+    teacher_loss = -np.take_along_axis(log_softmax(listening), right, -1).mean()
   else:
     p, q = log_softmax(answers / 2), log_softmax(listening / 2)
-    other = 4 * (np.exp(p) * (p - q)).sum(-1).mean()
-  assert actual['distillation_loss'] == pytest.approx(float(other), rel=1e-4)
-  both = float(0.7 * loss + 0.3 * other)
-  assert actual['loss'] == pytest.approx(both, rel=1e-4)
+    teacher_loss = 4 * (np.exp(p) * (p - q)).sum(-1).mean()
+  assert actual['distillation_loss'] == pytest.approx(
+    float(teacher_loss), rel=1e-4
+  )
+  expected_loss = float(0.7 * loss + 0.3 * teacher_loss)
+  assert actual['loss'] == pytest.approx(expected_loss, rel=1e-4)
 
 
 @pytest.mark.slow

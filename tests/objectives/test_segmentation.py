@@ -231,26 +231,27 @@ def folder_of_pairs(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-  'how', [('--whole',), ('--scales=1,1.5', '--flip', '--gaussian')]
+  'flags', [('--whole',), ('--scales=1,1.5', '--flip', '--gaussian')]
 )
 def test_whole_images_are_measured_at_their_size(
-  how, finished, folder_of_pairs, tmp_path, capsys
+  flags, finished, folder_of_pairs, tmp_path, capsys
 ):
   """Each pixel counts once; the maps equal those that predict writes."""
   args = f'--from={finished}', f'--data=folder:{folder_of_pairs}'
   table = tmp_path / 'images.csv'
   args += ('--split=train', f'--predictions={table}', '--format=json')
-  assert commands.run(evaluate, *args, '--hausdorff', *how) == 0
+  assert commands.run(evaluate, *args, '--hausdorff', *flags) == 0
   actual = json.loads(capsys.readouterr().out)
   matrix = np.array(actual['confusion'])
   assert matrix.sum() == 16 * 16 + 21 * 40 + 9 * 5 - 3
   assert actual['examples'] == len(pd.read_csv(table)) == 3
   assert actual['hausdorff95/background'] >= 0
-  flags = [flag for flag in how if flag != '--whole']
+  predict_flags = [x for x in flags if x != '--whole']
   output = f'--output={tmp_path}/maps'
   images = folder_of_pairs / 'images'
   assert (
-    commands.run(predict, f'--from={finished}', images, output, *flags) == 0
+    commands.run(predict, f'--from={finished}', images, output, *predict_flags)
+    == 0
   )
   capsys.readouterr()
   expected = np.zeros_like(matrix)
@@ -267,8 +268,8 @@ def test_whole_images_are_measured_at_their_size(
   assert actual['miou'] == pytest.approx(segments.overlaps(expected).mean_iou)
 
 
-@pytest.mark.parametrize('how', [(), ('--scales=1,1.5', '--flip')])
-def test_maps_of_images_of_any_size(how, finished, tmp_path, capsys, caplog):
+@pytest.mark.parametrize('flags', [(), ('--scales=1,1.5', '--flip')])
+def test_maps_of_images_of_any_size(flags, finished, tmp_path, capsys, caplog):
   caplog.set_level('INFO', logger='absl')
   folder, output = tmp_path / 'images', tmp_path / 'maps'
   folder.mkdir()
@@ -277,7 +278,7 @@ def test_maps_of_images_of_any_size(how, finished, tmp_path, capsys, caplog):
     cv2.imwrite(str(folder / f'{i}.png'), image[..., ::-1])
   (folder / 'bad.png').write_bytes(b'no image')
   args = f'--from={finished}', folder, f'--output={output}', '--format=json'
-  assert commands.run(predict, *args, *how) == 1
+  assert commands.run(predict, *args, *flags) == 1
   captured = capsys.readouterr()
   assert 'bad.png' in captured.err
   assert f'maps of 3 of 4 images are in {output}' in caplog.text
@@ -294,7 +295,7 @@ def test_maps_of_images_of_any_size(how, finished, tmp_path, capsys, caplog):
     np.testing.assert_array_equal(colours, expected)
     assert cv2.imread(str(output / f'{i}.overlay.png')).shape == colours.shape
   args = f'--from={finished}', folder / '0.png', f'--output={output}', '--top=2'
-  assert commands.run(predict, *args, *how) == 0
+  assert commands.run(predict, *args, *flags) == 0
   _, *lines = capsys.readouterr().out.splitlines()
   largest = sorted(filter(None, actual[0]['numbers'].values()), reverse=True)[
     :2

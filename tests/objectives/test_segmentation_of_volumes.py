@@ -79,9 +79,9 @@ def test_a_map_is_that_of_the_windows(finished, tmp_path, capsys):
   assert commands.run(predict, *args) == 0
   assert 'tube' in capsys.readouterr().out
   loaded = vit_jax.load(finished)
-  made, params = trained.restored(loaded)
-  whole = loaded.preprocess.normalized(scan)[None]
-  expected = made.outputs(params, {'image': whole})['segments'][0]
+  objective, params = trained.restored(loaded)
+  batch = loaded.preprocess.normalized(scan)[None]
+  expected = objective.outputs(params, {'image': batch})['segments'][0]
   actual = np.load(tmp_path / 'maps' / 'scan.map.npy')
   assert (actual == expected).mean() > 0.999
   assert np.load(tmp_path / 'maps' / 'small.map.npy').shape == (9, 20, 16)

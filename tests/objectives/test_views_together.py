@@ -66,10 +66,12 @@ def test_views_drop_on_their_own_however_a_step_is_computed(
   tmp_path, monkeypatch, order
 ):
   args = tmp_path, monkeypatch, order
-  whole = first_step(*args, **RANDOM)
-  assert whole['difference'] > 0.01  # of views that are equal but for dropout
+  expected = first_step(*args, **RANDOM)
+  assert (
+    expected['difference'] > 0.01
+  )  # of views that are equal but for dropout
   split = first_step(*args, **RANDOM, **SPLIT)
-  assert split == pytest.approx(whole, rel=1e-4)
+  assert split == pytest.approx(expected, rel=1e-4)
 
 
 def test_views_are_equal_without_dropout(tmp_path, monkeypatch):

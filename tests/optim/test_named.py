@@ -111,8 +111,8 @@ def assert_near(actual, expected):
 )
 def test_is_the_function_of_optax(text, function, options):
   params, gradients = draws()
-  others = set(inspect.signature(function).parameters) - {'learning_rate'}
-  reference = optax.inject_hyperparams(function, others)(
+  static = set(inspect.signature(function).parameters) - {'learning_rate'}
+  reference = optax.inject_hyperparams(function, static)(
     learning_rate=lambda step: jnp.array(RATES)[step], **options
   )
   expected, state = params, reference.init(params)

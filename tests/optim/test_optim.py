@@ -42,9 +42,9 @@ NAMES = tuple(optimizers.OPTIMIZERS)
 def config_of(name, options=None, **settings):
   """A config; an optimizer takes the options that it has."""
   config = config_lib.default()
-  known = inspect.signature(config_lib.wing(optimizers.OPTIMIZERS[name]))
+  signature = inspect.signature(config_lib.wing(optimizers.OPTIMIZERS[name]))
   options = OPTIONS | (options or {})
-  options = {k: x for k, x in options.items() if k in known.parameters}
+  options = {k: x for k, x in options.items() if k in signature.parameters}
   text = str(parts.Part(name, (), options))
   tiny.change(config, SETTINGS | {'name': text} | settings, 'optim.')
   optim.check(config)
@@ -271,9 +271,9 @@ def test_equals_the_formula(name):
   gradients = [by_name(g) for g in gradients]
   actual = by_name(trained(name, 'unrolled')[-1][0])
   for path, p in by_name(params).items():
-    each = [g[path].astype(np.float64) for g in gradients]
+    path_gradients = [g[path].astype(np.float64) for g in gradients]
     decay = DECAY * path.endswith('kernel')
-    expected = FORMULAS[name](path, p.astype(np.float64), each, decay)
+    expected = FORMULAS[name](path, p.astype(np.float64), path_gradients, decay)
     np.testing.assert_allclose(
       actual[path], expected, rtol=1e-3, atol=1e-4, err_msg=path
     )
@@ -338,8 +338,8 @@ def test_a_checkpoint_changes_its_layout(name, tmp_path):
     'mesh__min_size': 0,
   }
   scanned, plain = (
-    experiment_lib.build(tiny.config(**settings | how)).program
-    for how in ({'model__scan': True, 'mesh__fsdp': 2}, {})
+    experiment_lib.build(tiny.config(**settings | changes)).program
+    for changes in ({'model__scan': True, 'mesh__fsdp': 2}, {})
   )
   rng = np.random.default_rng(0)
   state = jax.tree.map(
@@ -354,12 +354,12 @@ def test_a_checkpoint_changes_its_layout(name, tmp_path):
   with checkpoint.Checkpointer(tmp_path, section) as checkpoints:
     restored, _, _ = checkpoints.restore(plain.state_to_read)
   restored = plain.adopt(restored)
-  own = plain.abstract_state()
-  assert jax.tree.structure(restored) == jax.tree.structure(own)
+  abstract = plain.abstract_state()
+  assert jax.tree.structure(restored) == jax.tree.structure(abstract)
   jax.tree.map(
     np.testing.assert_array_equal,
     restored,
-    layouts.relayout(jax.device_get(state), own),
+    layouts.relayout(jax.device_get(state), abstract),
   )
   # What is as large as its parameter is laid out as that is.
   path, moments = 'blocks/mlp/up/kernel', 0
@@ -378,13 +378,13 @@ def test_adamw_equals_that_of_optax():
   config = config_of('adamw', clip_norm=0.5, decay_pattern='').optim
   rng = np.random.default_rng(0)
   params, grads = jnp.asarray(rng.normal(size=(2, 10)))
-  ours = optim.make_optimizer(config)
-  theirs = optax.chain(
+  optimizer = optim.make_optimizer(config)
+  reference = optax.chain(
     optax.clip_by_global_norm(0.5),
     optax.adamw(RATE, B1, B2, EPS, weight_decay=DECAY),
   )
-  direction, _ = ours.update(grads, ours.init(params), params)
-  update, _ = theirs.update(grads, theirs.init(params), params)
+  direction, _ = optimizer.update(grads, optimizer.init(params), params)
+  update, _ = reference.update(grads, reference.init(params), params)
   np.testing.assert_allclose(-RATE * direction, update, rtol=1e-5)
 
 

@@ -116,7 +116,7 @@ GROUPS = {'optim__sam': 'gsam(rho=0.5, rho_min=0.1, alpha=0.3, groups=4)'}
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'how',
+  'layout',
   [
     {'train__accumulation': 2},
     {'mesh__data': 4, 'model__scan': True},
@@ -124,18 +124,18 @@ GROUPS = {'optim__sam': 'gsam(rho=0.5, rho_min=0.1, alpha=0.3, groups=4)'}
   ],
   ids=str,
 )
-def test_groups_do_not_depend_on_the_mesh(how):
+def test_groups_do_not_depend_on_the_mesh(layout):
   expected = parameters(**GROUPS)
-  actual = parameters(**GROUPS, **how)
+  actual = parameters(**GROUPS, **layout)
   assert distance(actual, expected) < 1e-5
 
 
 @pytest.mark.slow
 def test_groups_and_sharpness_matter():
-  plain, whole = parameters(), parameters(**GSAM)
+  plain, undivided = parameters(), parameters(**GSAM)
   groups = parameters(**GROUPS)
-  assert distance(whole, plain) > 1e-3
-  assert distance(groups, whole) > 1e-4
+  assert distance(undivided, plain) > 1e-3
+  assert distance(groups, undivided) > 1e-4
   # As it goes to nothing, they are the same.
   assert distance(parameters(optim__sam='sam(1e-6)'), plain) < 1e-4
 

@@ -58,10 +58,10 @@ def test_images_and_padding_do_not_change_others(routing):
   model = models.create_model('ViT-Ti/2', 0, **fields)
   images = jax.random.normal(jax.random.key(0), (3, 6, 6, 3))
   params = compiled.init(model, jax.random.key(1), images)['params']
-  whole = compiled.apply(model, {'params': params}, images)
+  expected = compiled.apply(model, {'params': params}, images)
   for i in range(3):
     alone = compiled.apply(model, {'params': params}, images[i : i + 1])
-    np.testing.assert_allclose(alone, whole[i : i + 1], atol=1e-5)
+    np.testing.assert_allclose(alone, expected[i : i + 1], atol=1e-5)
   if routing == 'top_tokens':
     return  # experts take a share of all places
   cut = embedding.patches(images, (2, 2))
@@ -69,7 +69,7 @@ def test_images_and_padding_do_not_change_others(routing):
   for count in (0, 5):
     padded = jnp.pad(cut, ((0, 0), (0, count), (0, 0)), constant_values=7.0)
     actual = compiled.apply(model, {'params': params}, padded, grids=grids)
-    np.testing.assert_allclose(actual, whole, atol=1e-5)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 def test_some_patches_share_the_slots_of_an_image():
@@ -81,9 +81,9 @@ def test_some_patches_share_the_slots_of_an_image():
   images = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))
   variables = compiled.init(model, jax.random.key(1), images)
   kept = jnp.broadcast_to(jnp.arange(8), (2, 8))
-  some = compiled.apply(model, variables, images, kept=kept, method='trunk')
+  partial = compiled.apply(model, variables, images, kept=kept, method='trunk')
   upper = compiled.apply(model, variables, images[:, :4])
-  np.testing.assert_allclose(some['features'], upper, atol=1e-5)
+  np.testing.assert_allclose(partial['features'], upper, atol=1e-5)
 
 
 def test_full_buffers_drop_the_tokens_with_the_least_gates():
@@ -111,14 +111,14 @@ def config(mesh=(1, 1, 1), **overrides):
 def trained(c, steps=4):
   experiment_lib.check(c)
   e = experiment_lib.build(c)
-  state, seen = e.init(), []
+  state, losses = e.init(), []
   with e.train_batches(0) as batches:
     for step in range(steps):
       state, metrics = e.program.train_step(
         state, next(batches), np.int32(step)
       )
-      seen.append(float(metrics['loss']))
-  return state, seen, metrics
+      losses.append(float(metrics['loss']))
+  return state, losses, metrics
 
 
 @pytest.mark.slow
@@ -127,15 +127,15 @@ def trained(c, steps=4):
 )
 def test_eight_devices_equal_one(routing, mesh):
   fields = {'model__mlp': f"experts(8, routing='{routing}')"}
-  one, losses, metrics = trained(config(**fields))
+  single, losses, metrics = trained(config(**fields))
   assert ('balance_loss' in metrics) == (routing == 'top_experts')
-  many, others, _ = trained(config(mesh, **fields))
+  many, other_losses, _ = trained(config(mesh, **fields))
   kernel = many.params['blocks_1']['moe']['experts']['up']['kernel']
   assert kernel.sharding.spec[0] == 'fsdp'
-  np.testing.assert_allclose(others, losses, rtol=1e-5)
+  np.testing.assert_allclose(other_losses, losses, rtol=1e-5)
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
-    *jax.device_get((one.params, many.params)),
+    *jax.device_get((single.params, many.params)),
   )
 
 

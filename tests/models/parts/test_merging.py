@@ -57,13 +57,13 @@ def test_equal_patches_can_be_merged(pool, registers, falls):
   options = f'4, decreasing={falls}'
   merged = _model(**fields, block=f'merging({options})')
   expected = compiled.apply(model, params, image, method='trunk')['features']
-  seen = compiled.apply(merged, params, image, method='trunk')
-  np.testing.assert_allclose(seen['features'], expected, atol=1e-5)
-  assert seen['sizes'].sum() == 16 + merged.prefix_length
-  assert seen['tokens'].shape[1] == 16 + merged.prefix_length - 12
+  outputs = compiled.apply(merged, params, image, method='trunk')
+  np.testing.assert_allclose(outputs['features'], expected, atol=1e-5)
+  assert outputs['sizes'].sum() == 16 + merged.prefix_length
+  assert outputs['tokens'].shape[1] == 16 + merged.prefix_length - 12
   unweighted = _model(**fields, block=f'merging({options}, proportional=False)')
-  seen = compiled.apply(unweighted, params, image, method='trunk')
-  assert abs(seen['features'] - expected).max() > 1e-6
+  outputs = compiled.apply(unweighted, params, image, method='trunk')
+  assert abs(outputs['features'] - expected).max() > 1e-6
 
 
 @pytest.mark.slow
@@ -80,13 +80,13 @@ def test_training_with_merged_tokens_and_without_some_patches():
     )
     return (logits**2).sum()
 
-  whole = gradient(params, jnp.arange(2))
+  expected = gradient(params, jnp.arange(2))
   parts = [gradient(params, jnp.array([i])) for i in range(2)]
-  both = jax.tree.map(jnp.add, *parts)
+  actual = jax.tree.map(jnp.add, *parts)
   jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), whole, both
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), expected, actual
   )
-  seen = compiled.apply(
+  outputs = compiled.apply(
     model,
     {'params': params},
     IMAGES,
@@ -94,7 +94,7 @@ def test_training_with_merged_tokens_and_without_some_patches():
     rngs={'dropout': jax.random.key(3)},
     method='trunk',
   )
-  assert seen['places'].shape == (2, 1 + 8)  # half of 16 patches
+  assert outputs['places'].shape == (2, 1 + 8)  # half of 16 patches
   plain = compiled.apply(model, {'params': params}, IMAGES, method='trunk')
   assert plain['places'].shape == (2, 1 + 16)
 

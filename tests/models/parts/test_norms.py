@@ -120,15 +120,15 @@ def test_a_mean_that_all_channels_share_changes_nothing(name):
 
 def test_decoders_of_maps_have_it():
   """A mean that all channels share changes nothing."""
-  near = jnp.round(64 * numbers((2, 4, 4, 16), 0, 0.5)) / 64
+  rounded = jnp.round(64 * numbers((2, 4, 4, 16), 0, 0.5)) / 64
   for module, apply in [
     (setr.UpHead(3, channels=8), lambda f, x: f(x)),
     (setr.Neck(channels=8), lambda f, x: f([x, x])),
   ]:
-    params = apply(functools.partial(module.init, jax.random.key(0)), near)
+    params = apply(functools.partial(module.init, jax.random.key(0)), rounded)
     actual, expected = (
       apply(functools.partial(module.apply, params), x)
-      for x in (near + 1449, near)
+      for x in (rounded + 1449, rounded)
     )
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * abs(b).max()),
