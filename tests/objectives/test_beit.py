@@ -87,7 +87,7 @@ def test_patches_are_cut_row_by_row():
 
 def test_the_trunk_continues(finished, tmp_path):
   config = tiny.config(
-    **methods.BEIT_TRUNK
+    **methods.trunk('beit')
     | {
       'model.positions': 'relative_bias(shared=False)',
       'model.pool': 'mean(norm_after=True)',

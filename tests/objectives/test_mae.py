@@ -52,7 +52,7 @@ def test_its_trunk_is_loaded_probed_and_fine_tuned(finished, capsys):
   assert commands.run(evaluate, *args, *probe) == 0
   assert json.loads(capsys.readouterr().out)['examples'] == 359
   e = experiment_lib.build(
-    tiny.config(**methods.MAE_TRUNK, init_from__path=str(finished))
+    tiny.config(**methods.trunk('mae'), init_from__path=str(finished))
   )
   tuned = e.init().params
   assert tuned['head']['kernel'].shape == (16, 10)
@@ -95,7 +95,7 @@ def test_a_run_continues_with_its_decoder(finished):
 
 @pytest.mark.slow
 def test_a_classifier_gives_the_trunk_alone(tmp_path):
-  config = tiny.config(**methods.MAE_TRUNK, train__duration='3 steps')
+  config = tiny.config(**methods.trunk('mae'), train__duration='3 steps')
   assert loop.run(config, str(tmp_path)).status == 0
   params = start(make_config(init_from__path=str(tmp_path)))
   np.testing.assert_array_equal(
