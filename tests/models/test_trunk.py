@@ -97,6 +97,8 @@ def test_what_cannot_be_masked_or_left_out():
   model, params = make(positions='learned + relative_bias')
   with pytest.raises(ValueError, match='none left out'):
     tokens(model, params, kept=jnp.zeros((2, 3), jnp.int32))
+  with pytest.raises(ValueError, match='no other tokens'):
+    make(positions='learned + relative_bias', registers=1)
 
 
 def test_what_is_behind_the_last_patch_is_left_out():

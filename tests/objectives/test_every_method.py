@@ -163,7 +163,7 @@ def test_its_trunk_is_loaded_and_embeds(start, method_run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('method', ['contrastive', 'dinov2'])
+@pytest.mark.parametrize('method', ['contrastive', 'dino'])
 def test_a_whole_run_goes_on_to_the_bit(method, tmp_path):
   config = methods.config(method, train__duration='8 steps')
   assert loop.run(config, str(tmp_path / 'run')).status == 0

@@ -11,7 +11,9 @@ from vit_jax.train import experiment as experiment_lib
 
 def build(config):
   experiment_lib.check(config)
-  experiment_lib.build(config).init()
+  experiment = experiment_lib.build(config)
+  _ = experiment.program.setup
+  experiment.init()
 
 
 STAGES = {'check': experiment_lib.check, 'build': build}
