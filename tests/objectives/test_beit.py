@@ -166,11 +166,12 @@ def test_beit_predicts_the_tokens_of_a_run(tokenizer_run, tmp_path):
 def test_beit_predicts_the_tokens_of_dalles_encoder(tmp_path):
   file = tmp_path / 'encoder.safetensors'
   dvae_file.write(file)
-  options, colours = (
-    {'tokenizer': str(file), 'tokens': 16},
-    {'data.channels': 3},
-  )
-  config = make_config(options, train__duration='3 steps', **colours)
+  changes = {
+    'options.tokenizer': str(file),
+    'options.tokens': 16,
+    'data.channels': 3,
+  }
+  config = make_config(train__duration='3 steps', **changes)
   assert loop.run(config, str(tmp_path / 'run')).status == 0
   objective = experiment_lib.build(config).program.objective
   images = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))
@@ -181,7 +182,7 @@ def test_beit_predicts_the_tokens_of_dalles_encoder(tmp_path):
     ({'data.channels': 1}, 'has channels 3, and the run 1'),
   ):
     with pytest.raises(UserError, match=message):
-      experiment_lib.build(make_config(options, **colours | overrides))
+      experiment_lib.build(make_config(**changes | overrides))
 
 
 def test_a_tokenizer_must_fit(tokenizer_run, finished):

@@ -154,7 +154,7 @@ def test_the_end_of_a_text_is_read_also_where_it_is_cut():
 def test_the_command_measures_a_run(finished, capsys):
   """With prompts of its own, and as in training."""
   args = (f'--from={finished}', '--data=digits', '--split=train[200:230]')
-  args += '--format=json'
+  args += ('--format=json',)
   actual = []
   for probe in (
     ('--probe=zero_shot', '--templates=a {}.|one {}.'),
