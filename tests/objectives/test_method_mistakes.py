@@ -10,7 +10,8 @@ from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 
 
-def build(config, _):
+def build(config, workdir):
+  del workdir  # nothing is run
   experiment_lib.check(config)
   experiment = experiment_lib.build(config)
   _ = experiment.program.setup
@@ -18,7 +19,7 @@ def build(config, _):
 
 
 STAGES = {
-  'check': lambda config, _: experiment_lib.check(config),
+  'check': lambda config, workdir: experiment_lib.check(config),
   'build': build,
   'run': loop.run,
 }

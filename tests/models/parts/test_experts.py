@@ -3,16 +3,19 @@
 import compiled
 import jax
 import jax.numpy as jnp
+import methods
 import numpy as np
 import pytest
 import tiny
 
+import vit_jax
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import objectives
 from vit_jax.models import embedding
 from vit_jax.models.parts import experts
 from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import loop
 
 TINY = {'hidden_size': 16, 'mlp_dim': 32, 'num_heads': 2, 'depth': 2}
 ROUTINGS = {
@@ -137,6 +140,20 @@ def test_eight_devices_equal_one(routing, mesh):
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
     *jax.device_get((single.params, many.params)),
   )
+
+
+@pytest.mark.slow
+def test_trains_resumes_and_loads(tmp_path):
+  c = config(
+    train__duration='4 steps',
+    checkpoint__every='2 steps',
+    model__mlp='experts(8, loss=1.0)',
+  )
+  path = tmp_path / 'run'
+  assert loop.run(c, str(path)).status == 0
+  methods.assert_resumes_to_the_bit(c, path, tmp_path / 'copy')
+  assert vit_jax.load(path).model.block.mlp.count == 8
+  assert all(x['train/balance_loss'] > 0 for x in tiny.metrics(path)[:1])
 
 
 def test_an_objective_that_cannot_balance_says_so():
