@@ -60,26 +60,17 @@ class Start:
   scalars: list[dict[str, float]]
 
 
-def take_steps(experiment, state, steps, repeats=1):
-  """Yields state and scalars after each step, on the host.
-
-  Args:
-    experiment: Whose steps they are.
-    state: Before the first of them.
-    steps: Their numbers.
-    repeats: How often each batch is trained on.
-  """
+def take_steps(experiment, state, steps):
+  """Yields state and scalars after each step, on the host."""
   with experiment.train_batches(steps[0]) as batches:
     for step in steps:
-      batch = next(batches)
-      for _ in range(repeats):
-        copy = jax.tree.map(jnp.copy, state)  # the step overwrites it
-        program = experiment.program.variant(step)
-        state, scalars = program.train_step(copy, batch, np.int32(step))
-        yield (
-          jax.device_get(state),
-          {name: float(x) for name, x in scalars.items()},
-        )
+      copy = jax.tree.map(jnp.copy, state)  # the step overwrites it
+      program = experiment.program.variant(step)
+      state, scalars = program.train_step(copy, next(batches), np.int32(step))
+      yield (
+        jax.device_get(state),
+        {name: float(x) for name, x in scalars.items()},
+      )
 
 
 def build(method, changes, *, resumes=False):
@@ -139,17 +130,23 @@ def test_two_steps_do_not_depend_on_how_they_are_computed(start):
   else:
     changes |= {'train.accumulation': 2}
   experiment = build(start.method, changes | {'model.scan': True})
-  results = take_steps(experiment, experiment.init(), (0, 1))
+  state = experiment.init()
+  if start.method == 'tokenizer':  # whose decoder is drawn otherwise if scanned
+    state = experiment.program.adopt(jax.device_get(start.experiment.init()))
+  results = take_steps(experiment, state, (0, 1))
   for (_, scalars), expected in zip(results, start.scalars, strict=True):
     assert scalars == pytest.approx(expected, rel=2e-3, abs=1e-4)
 
 
 @pytest.mark.slow
-def test_steps_on_a_batch_lower_its_loss(start):
-  state = start.experiment.init()
-  steps = take_steps(start.experiment, state, [0], repeats=2)
-  losses = [scalars['loss'] for _, scalars in steps]
-  assert losses[1] < losses[0]
+def test_a_step_lowers_the_loss_of_its_batch(start):
+  """By the same draws, teacher and statistics."""
+  experiment = start.experiment
+  before = experiment.init()
+  state = jax.tree.map(jnp.asarray, start.states[0])
+  state = state.replace(extra=before.extra)
+  ((_, scalars),) = take_steps(experiment, state, [0])
+  assert scalars['loss'] < start.scalars[0]['loss']
 
 
 @pytest.mark.parametrize(
