@@ -149,6 +149,7 @@ def test_a_step_lowers_the_loss_of_its_batch(start):
   assert scalars['loss'] < start.scalars[0]['loss']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'method', [x for x in methods.METHODS if not x.startswith('segmentation')]
 )
