@@ -4,6 +4,7 @@
 devices than there are is skipped.
 """
 
+import functools
 import gc
 import os
 import pathlib
@@ -80,5 +81,53 @@ def digits_run(tmp_path_factory):
 
   path = tmp_path_factory.mktemp('runs') / 'digits'
   config = tiny.config(train__duration='3 steps', optim__warmup='0 steps')
+  assert loop.run(config, str(path)).status == 0
+  return path
+
+
+@pytest.fixture(scope='session')
+def method_run(tmp_path_factory, digits_run):
+  """Returns a function: the work directory of a finished run of a method."""
+  import methods
+
+  from vit_jax.train import loop
+
+  @functools.cache
+  def run(method):
+    path = tmp_path_factory.mktemp('methods') / 'run'
+    options = {'teacher': str(digits_run)} if method == 'distillation' else {}
+    config = methods.config(
+      method, options, train__duration='2 steps', optim__warmup='0 steps'
+    )
+    assert loop.run(config, str(path)).status == 0
+    return path
+
+  return run
+
+
+@pytest.fixture(scope='session')
+def class_folder(tmp_path_factory):
+  """A folder of images of three classes: 12 to train on, 15 others."""
+  import stand_in
+
+  path = tmp_path_factory.mktemp('data') / 'images'
+  return stand_in.write_folder(path, train=4, val=5)
+
+
+@pytest.fixture(scope='session')
+def folder_run(class_folder, tmp_path_factory):
+  """A run on images of differing size, of three classes."""
+  import stand_in
+
+  from vit_jax.train import loop
+
+  config = stand_in.config(
+    class_folder,
+    data__image_size=16,
+    train__batch_size=4,
+    train__duration='1 steps',
+    optim__warmup='0 steps',
+  )
+  path = tmp_path_factory.mktemp('runs') / 'folder'
   assert loop.run(config, str(path)).status == 0
   return path

@@ -1,131 +1,111 @@
-"""What the tests of training methods have in common."""
+"""All training methods in a small size, and what their tests have in common."""
 
-import itertools
+import ast
+import collections
+from collections.abc import Iterable
+from collections.abc import Mapping
+import pathlib
 import re
 import shutil
+from typing import Any
 
+import case_files
 import jax
+import ml_collections
 import numpy as np
 import pytest
 import tiny
 
+from vit_jax import config as config_lib
+from vit_jax import objectives
 from vit_jax.data.device.rng import Rng
-from vit_jax.runs import checkpoint
 from vit_jax.runs import restoring
 from vit_jax.runs import workdir as workdir_lib
-from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 
-TIMES = re.compile('time|second|data_wait|goodput|mfu|stall')
-# Ways to compute the same run.
-LAYOUTS = {
-  '8 devices': {'mesh__data': 2, 'mesh__fsdp': 4, 'mesh__min_size': 0},
-  'accumulated': {'mesh__data': 1, 'train__accumulation': 2},
-}
+_TIMES = re.compile('time|second|data_wait|goodput|mfu|stall')
 
 
-def finished(make_config):
-  """Returns a fixture: the work directory of a finished run of a config."""
-
-  @pytest.fixture(scope='module')
-  def run(tmp_path_factory):
-    path = tmp_path_factory.mktemp('runs') / 'run'
-    assert loop.run(make_config(), str(path)).status == 0
-    return path
-
-  return run
+def _read() -> dict[str, dict[str, Any]]:
+  values = collections.defaultdict[str, dict[str, Any]](dict)
+  for method, key, text in case_files.read(tiny.TESTS / 'methods.txt'):
+    values[method][key] = ast.literal_eval(text)
+  return dict(values)
 
 
-def scalars(path):
-  """Returns what was measured, but for times."""
-  return [
-    {k: v for k, v in line.items() if not TIMES.search(k)}
-    for line in tiny.metrics(path)
-    if 'train/loss' in line or 'val/loss' in line
-  ]
+METHODS = _read()
+# Their loss or a statistic is of the whole batch.
+UNDIVIDED = (
+  *('classification, normalised', 'dinov2', 'mocov3'),
+  *('segmentation', 'segmentation, volumes'),
+)
 
 
-def losses(path):
+def trunk(method: str) -> dict[str, Any]:
+  """Returns the keys of the model of a method, for another one."""
+  keys = METHODS[method].items()
+  return {
+    key: value
+    for key, value in keys
+    if key.startswith('model.') and key != 'model.mask_token'
+  }
+
+
+def config(
+  method: str,
+  options: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
+  **overrides: Any,
+) -> ml_collections.ConfigDict:
+  """Returns the tiny config of a method.
+
+  Args:
+    method: A key of METHODS.
+    options: Sets further keys of `objective.options`.
+    **overrides: Set other keys, as of `tiny.config`, or `options.*` as in
+      METHODS.
+  """
+  result = tiny.config()
+  result.objective.name = method.partition(',')[0]
+  groups = {'options': result.objective.options, 'evals': result.evals}
+  values = {key.replace('__', '.'): x for key, x in overrides.items()}
+  for key, value in (METHODS[method] | values).items():
+    group, _, name = key.rpartition('.')
+    if group in groups:
+      is_evaluation = isinstance(value, dict)
+      value = config_lib.evaluation(**value) if is_evaluation else value
+      groups[group][name] = value
+    else:
+      config_lib.set_value(result, key, value)
+  result.objective.options.update(dict(options))
+  tiny.skip_without_devices(result)
+  return result
+
+
+def finished(method: str) -> Any:
+  """Returns a fixture: the work directory of a finished run of a method."""
+
+  @pytest.fixture
+  def workdir(method_run):
+    return method_run(method)
+
+  return workdir
+
+
+def losses(path: pathlib.Path) -> list[float]:
   """Returns the training losses of a run, step by step."""
   return [x['train/loss'] for x in tiny.metrics(path) if 'train/loss' in x]
 
 
-def final_state(path):
+def final_state(path: pathlib.Path) -> dict[str, str]:
   """Returns the checksums of all arrays of the last checkpoint."""
   folder = workdir_lib.newest_first(path / 'checkpoints')[0]
   arrays = restoring.read_info(folder)['arrays']
   return {name: x['checksum'] for name, x in arrays.items()}
 
 
-def train(config, path=None):
-  """Takes all steps as the loop does, with no evaluation, checkpoint or log.
-
-  Args:
-    config: Its config.
-    path: A work directory; the steps go on from its newest checkpoint. None:
-      from the beginning.
-
-  Returns:
-    (the last state, the scalars of each step by its number).
-  """
-  experiment_lib.check(config)
-  experiment = experiment_lib.build(config, resumes=path is not None)
-  state = restored(experiment, path) if path else experiment.init()
-  step, scalars_by_step = int(state.step), {}
-  calls, lengths = itertools.tee(experiment.calls(step))
-  with experiment.train_batches(step, lengths) as batches:
-    while step < experiment.total_steps:
-      length = next(calls)
-      program = experiment.program.variant(step)
-      function = program.train_step if length == 1 else program.train_steps
-      state, scalars = function(state, next(batches), np.int32(step))
-      for i, values in enumerate(per_step(jax.device_get(scalars), length)):
-        scalars_by_step[step + i + 1] = values
-      step += length
-  return state, scalars_by_step
-
-
-def training_losses(config):
-  """Returns the training losses of a config, step by step, as `train` does."""
-  return [x['loss'] for x in train(config)[1].values()]
-
-
-def per_step(scalars, length):
-  """Yields the scalars of each step of a call."""
-  for i in range(length):
-    yield {k: x if length == 1 else x[i] for k, x in scalars.items()}
-
-
-def restored(experiment, path):
-  """Returns the state of the newest checkpoint of a work directory."""
-  state, *_ = restoring.newest_good(
-    path / 'checkpoints', experiment.program.state_to_read
-  )
-  return experiment.program.adopt(state)
-
-
-def assert_resumes_to_the_bit(config, path, copy):
-  """Checks that the last checkpoint but one leads to the bits of the last.
-
-  Args:
-    config: Its config.
-    path: Work directory of a finished run.
-    copy: A new directory.
-  """
-  shutil.copytree(path, copy)
-  shutil.rmtree(workdir_lib.newest_first(copy / 'checkpoints')[0])
-  state, scalars_by_step = train(config, path=copy)
-  losses_by_step = {
-    line['step']: line['train/loss']
-    for line in tiny.metrics(path)
-    if 'train/loss' in line
-  }
-  for step, values in scalars_by_step.items():
-    assert values['loss'] == np.float32(losses_by_step[step]), step
-  assert checkpoint.checksums(state) == final_state(path)
-
-
-def assert_a_run_resumes_to_the_bit(config, path, copy):
+def assert_resumes_to_the_bit(
+  config: ml_collections.ConfigDict, path: pathlib.Path, copy: pathlib.Path
+) -> None:
   """Checks that a run without its last checkpoint ends in the same bits.
 
   Args:
@@ -134,30 +114,24 @@ def assert_a_run_resumes_to_the_bit(config, path, copy):
     copy: A new directory.
   """
   shutil.copytree(path, copy)
-  expected = scalars(copy)
   (copy / 'DONE').unlink()
   shutil.rmtree(workdir_lib.newest_first(copy / 'checkpoints')[0])
   assert loop.run(config, str(copy)).status == 0
-  assert scalars(copy) == expected
+  measured = [
+    [
+      {k: x for k, x in line.items() if not _TIMES.search(k)}
+      for line in tiny.metrics(workdir)
+      if 'train/loss' in line or 'val/loss' in line
+    ]
+    for workdir in (path, copy)
+  ]
+  assert measured[0] == measured[1]
   assert final_state(copy) == final_state(path)
 
 
-def assert_same_result(config, path):
-  """Checks that the steps of a config give what a finished run reported.
-
-  Args:
-    config: That of the run, computed in another way.
-    path: Work directory of the run.
-  """
-  _, scalars_by_step = train(config)
-  for line in tiny.metrics(path):
-    if 'train/loss' in line:
-      for name, value in scalars_by_step[line['step']].items():
-        if (expected := line.get(f'train/{name}')) is not None:
-          assert value == pytest.approx(expected, rel=2e-3, abs=1e-4), name
-
-
-def assert_learns(objective, batch):
+def assert_learns(
+  objective: objectives.Objective, batch: Mapping[str, np.ndarray]
+) -> None:
   """Checks that the gradient of a batch lowers its loss."""
   params = jax.jit(objective.init)(jax.random.key(0))
   extra = objective.init_extra(params)

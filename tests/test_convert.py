@@ -63,14 +63,14 @@ def run(source, path, form, *flags):
 def test_there_and_back(tmp_path, name, form):
   source = GOLDEN / name
   fused = name.startswith(('torch/vit', 'torch/deit'))
-  there = run(source, tmp_path / 'there', form, *[HEADS] * fused)
+  converted = run(source, tmp_path / 'there', form, *[HEADS] * fused)
   home = vit_jax.load(source, **({'num_heads': 3} if fused else {}))
-  back = run(there, tmp_path / 'back', home.format)
-  expected, found = weights_in(source), weights_in(back)
-  assert expected.keys() == found.keys()
+  back = run(converted, tmp_path / 'back', home.format)
+  expected, actual = weights_in(source), weights_in(back)
+  assert expected.keys() == actual.keys()
   for key, array in expected.items():
-    assert array.dtype == found[key].dtype
-    np.testing.assert_array_equal(array, found[key], key)
+    assert array.dtype == actual[key].dtype
+    np.testing.assert_array_equal(array, actual[key], key)
   # Heads, GELU and epsilon too, which nobody gives any more.
   assert_same(vit_jax.load(back), home)
   assert not list(tmp_path.glob('.*'))
@@ -96,14 +96,14 @@ def scanned(tmp_path):
 
 @pytest.mark.parametrize('form', ['google', 'timm', 'huggingface'])
 def test_scanned_layers_there_and_back(scanned, tmp_path, form):
-  ours = vit_jax.load(scanned)
-  assert ours.model.scan and 'blocks' in ours.params
-  there = vit_jax.load(run(scanned, tmp_path / form, form))
-  assert there.format == form and not there.model.scan
+  loaded = vit_jax.load(scanned)
+  assert loaded.model.scan and 'blocks' in loaded.params
+  converted = vit_jax.load(run(scanned, tmp_path / form, form))
+  assert converted.format == form and not converted.model.scan
   path = run(tmp_path / form, tmp_path / 'back', 'vit_jax', '--model.scan=True')
   back = vit_jax.load(path)
-  assert_same(back, ours)
-  expected = ours.preprocess
+  assert_same(back, loaded)
+  expected = loaded.preprocess
   if form == 'huggingface':  # whose files mean what transformers does
     expected = dataclasses.replace(expected, resize_like='transformers')
   assert back.preprocess == expected
@@ -112,11 +112,11 @@ def test_scanned_layers_there_and_back(scanned, tmp_path, form):
 
 @pytest.mark.parametrize('form', ['google', 'timm'])
 def test_a_run_there_and_back(digits_run, tmp_path, form):
-  there = run(digits_run, tmp_path / form, form)
-  back = run(there, tmp_path / 'back', 'vit_jax')
-  one, other = vit_jax.load(digits_run), vit_jax.load(back)
-  assert_same(one, other)
-  assert one.preprocess == other.preprocess
+  converted = run(digits_run, tmp_path / form, form)
+  back = run(converted, tmp_path / 'back', 'vit_jax')
+  first, second = vit_jax.load(digits_run), vit_jax.load(back)
+  assert_same(first, second)
+  assert first.preprocess == second.preprocess
   assert json.loads((back / 'DONE').read_text()) == {}
 
 
@@ -144,8 +144,10 @@ def test_what_the_outputs_mean(tmp_path, form, caplog):
   assert back.preprocess.target.names == ('width', 'height')
   assert set(back.preprocess.outputs) == {'logits'}
   images = [np.zeros((8, 8, 3), np.uint8)]
-  wanted = random.outputs(images)['numbers']
-  np.testing.assert_allclose(back.outputs(images)['numbers'], wanted, rtol=1e-4)
+  expected = random.outputs(images)['numbers']
+  np.testing.assert_allclose(
+    back.outputs(images)['numbers'], expected, rtol=1e-4
+  )
 
 
 def test_a_work_directory_of_a_hybrid(tmp_path):
@@ -182,16 +184,16 @@ def test_positions_are_not_resized_unless_asked(tmp_path):
     preprocess=dataclasses.replace(random.preprocess, image_size=(24, 24)),
   )
   export.write(random, tmp_path / 'hf', 'huggingface', 'here')
-  ours = run(tmp_path / 'hf', tmp_path / 'ours', 'vit_jax')
-  back = run(ours, tmp_path / 'back', 'huggingface')
-  found = vit_jax.load(back, as_stored=True)
-  assert_same(found, random)
-  assert found.position_size == (40, 40)
-  assert found.preprocess.image_size == (24, 24)
-  one, other = (vit_jax.load(tmp_path / name) for name in ('hf', 'ours'))
-  assert_same(one, other)  # resized by the same method
-  assert one.position_size == other.position_size == (24, 24)
-  smaller = run(ours, tmp_path / 'small', 'huggingface', '--image_size=16')
+  loaded = run(tmp_path / 'hf', tmp_path / 'ours', 'vit_jax')
+  back = run(loaded, tmp_path / 'back', 'huggingface')
+  actual = vit_jax.load(back, as_stored=True)
+  assert_same(actual, random)
+  assert actual.position_size == (40, 40)
+  assert actual.preprocess.image_size == (24, 24)
+  first, second = (vit_jax.load(tmp_path / name) for name in ('hf', 'ours'))
+  assert_same(first, second)  # resized by the same method
+  assert first.position_size == second.position_size == (24, 24)
+  smaller = run(loaded, tmp_path / 'small', 'huggingface', '--image_size=16')
   assert vit_jax.load(smaller, as_stored=True).position_size == (16, 16)
 
 
@@ -201,12 +203,12 @@ def test_fixed_positions_become_learned_ones(tmp_path, form):
   notes = export.write(random, tmp_path / form, form, 'here')
   assert any('fixed positions are stored as learned' in x for x in notes)
   assert notes[0] in (tmp_path / form / 'README.md').read_text()
-  found = vit_jax.load(tmp_path / form)
-  (positions,) = found.model.positions
+  actual = vit_jax.load(tmp_path / form)
+  (positions,) = actual.model.positions
   assert isinstance(positions, patches.Learned)
   images = np.random.default_rng(1).normal(size=(2, 32, 32, 3))
   images = images.astype(np.float32)
-  np.testing.assert_array_equal(logits(found, images), logits(random, images))
+  np.testing.assert_array_equal(logits(actual, images), logits(random, images))
   # Google's own code has fixed positions: nothing is changed there.
   assert export.write(random, tmp_path / 'x', 'google', 'here') == []
   assert_same(vit_jax.load(tmp_path / 'x'), random)
@@ -216,10 +218,10 @@ def test_fixed_positions_become_learned_ones(tmp_path, form):
 def test_a_grid_that_is_not_square(tmp_path, form):
   random = random_model(size=(16, 64), channels=1, classes=('a', 'b'))
   export.write(random, tmp_path / form, form, 'here')
-  found = vit_jax.load(tmp_path / form)
-  assert_same(found, random)
-  assert found.preprocess == random.preprocess
-  assert found.position_size == (16, 64)
+  actual = vit_jax.load(tmp_path / form)
+  assert_same(actual, random)
+  assert actual.preprocess == random.preprocess
+  assert actual.position_size == (16, 64)
 
 
 def test_class_names_and_normalisation_for_transformers(tmp_path):
@@ -237,9 +239,9 @@ def test_class_names_and_normalisation_for_transformers(tmp_path):
   assert images['size'] == {'shortest_edge': 40}
   assert images['crop_size'] == {'height': 32, 'width': 32}
   assert images['image_mean'] == [0.4] * 3 and images['image_std'] == [0.3] * 3
-  found = vit_jax.load(tmp_path / 'hf')
-  assert found.classes == ('ant', 'bee', 'cow')
-  assert found.preprocess.resize == 40
+  actual = vit_jax.load(tmp_path / 'hf')
+  assert actual.classes == ('ant', 'bee', 'cow')
+  assert actual.preprocess.resize == 40
 
 
 def timms_config(model, preprocess, size):
@@ -253,8 +255,8 @@ def timms_config(model, preprocess, size):
 def test_timms_names():
   """Those of the sizes that timm knows; others are changed by model_args."""
 
-  def name(ours, **fields):
-    model = models.create_model(ours, **fields)
+  def name(loaded, **fields):
+    model = models.create_model(loaded, **fields)
     preprocess = random_model().preprocess
     return timms_config(model, preprocess, (224, 224))['architecture']
 
@@ -368,20 +370,6 @@ def test_formats_without_the_family_or_feature(tmp_path):
   assert 'distillation_token=True: use --to=huggingface or --to=timm' in text
   text = message(tmp_path / 'no.npz', tmp_path / 'x', '--to=timm')
   assert 'no.npz' in text
-
-
-def test_command_lines_that_cannot_work(tmp_path):
-  source, to = GOLDEN / 'google' / 'mixer.npz', '--to=timm'
-  assert '1 paths are given: name two' in message(source, to)
-  assert '--to is missing: choose one' in message(source, tmp_path / 'x')
-  assert 'google|timm|huggingface' in message(
-    source, tmp_path / 'x', '--to=onnx'
-  )
-  text = message(source, tmp_path / 'x.npz', to)
-  assert '--to=timm writes a directory or a .safetensors file' in text
-  text = message(source, tmp_path / 'x.npz', '--to=vit_jax')
-  assert '--to=vit_jax writes a directory; name one' in text
-  assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_overwritten(tmp_path):

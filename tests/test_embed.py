@@ -25,13 +25,6 @@ SPLIT = '--split=train[80%:]'
 
 
 @pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-  return stand_in.write_folder(
-    tmp_path_factory.mktemp('data') / 'images', train=4, val=5
-  )
-
-
-@pytest.fixture(scope='module')
 def headless(tmp_path_factory):
   """A checkpoint of 24 px images with a head of 7 classes."""
   model = models.create_model(
@@ -68,11 +61,11 @@ def test_an_archive_of_the_digits(digits_run, tmp_path):
   assert [p.name for p in tmp_path.iterdir()] == ['digits.npz']
 
 
-def run_folder(folder, model, path, *args):
+def run_folder(class_folder, model, path, *args):
   return commands.run(
     embed,
     f'--from={model}',
-    f'--data=folder:{folder}',
+    f'--data=folder:{class_folder}',
     '--split=val[20%:]+train[:3]',
     '--batch_size=4',
     '--model.num_heads=2',
@@ -81,9 +74,9 @@ def run_folder(folder, model, path, *args):
   )
 
 
-def test_a_folder_of_other_classes(folder, headless, tmp_path):
+def test_a_folder_of_other_classes(class_folder, headless, tmp_path):
   """Its files are named; that the model tells others apart does not matter."""
-  assert run_folder(folder, headless, tmp_path / 'a.npz') == 0
+  assert run_folder(class_folder, headless, tmp_path / 'a.npz') == 0
   with np.load(tmp_path / 'a.npz') as found:
     arrays = dict(found)
   files = arrays['file'].tolist()
@@ -96,14 +89,14 @@ def test_a_folder_of_other_classes(folder, headless, tmp_path):
   assert arrays['index'].tolist() == [*range(3, 15), 15, 16, 17]
 
 
-def test_parquet_has_the_same(folder, headless, tmp_path, monkeypatch):
+def test_parquet_has_the_same(class_folder, headless, tmp_path, monkeypatch):
   if not importlib.util.find_spec('pyarrow'):
     pytest.skip('pyarrow is not installed')
   from pyarrow import parquet
 
   monkeypatch.setattr(embed, '_ROWS', 8)  # several groups
   for name in ('a.npz', 'a.parquet'):
-    run_folder(folder, headless, tmp_path / name)
+    run_folder(class_folder, headless, tmp_path / name)
   table = parquet.read_table(tmp_path / 'a.parquet')
   with np.load(tmp_path / 'a.npz') as found:
     arrays = dict(found)
@@ -127,13 +120,16 @@ def test_parquet_has_the_same(folder, headless, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('ending', ['npz', 'parquet'])
-def test_files_without_labels(folder, headless, tmp_path, ending):
+def test_files_without_labels(class_folder, headless, tmp_path, ending):
   """As --data of the same files, in the order they are named in."""
   if ending == 'parquet' and not importlib.util.find_spec('pyarrow'):
     pytest.skip('pyarrow is not installed')
   path = tmp_path / f'a.{ending}'
   args = (f'--from={headless}', '--model.num_heads=2', '--batch_size=4')
-  images = f'--images={folder}/val/bee', f'--images={folder}/val/*/1.png'
+  images = (
+    f'--images={class_folder}/val/bee',
+    f'--images={class_folder}/val/*/1.png',
+  )
   assert commands.run(embed, *args, *images, f'--out={path}') == 0
   if ending == 'npz':
     with np.load(path) as found:
@@ -147,7 +143,7 @@ def test_files_without_labels(folder, headless, tmp_path, ending):
     arrays = table.to_pydict()
   assert sorted(arrays) == ['embedding', 'file', 'index']
   names = [f'bee/{i}' for i in range(5)] + ['ant/1', 'bee/1', 'cow/1']
-  assert arrays['file'] == [f'{folder}/val/{name}.png' for name in names]
+  assert arrays['file'] == [f'{class_folder}/val/{name}.png' for name in names]
   assert arrays['index'] == list(range(8))
   vit = vit_jax.load(headless, num_heads=2)
   expected = vit_jax.embeddings(vit, arrays['file'])
@@ -173,9 +169,11 @@ def test_names_that_are_no_utf_8_are_escaped():
 
 
 @pytest.mark.parametrize('ending', ['npz', 'parquet'])
-def test_a_damaged_image_leaves_no_file(folder, headless, tmp_path, ending):
+def test_a_damaged_image_leaves_no_file(
+  class_folder, headless, tmp_path, ending
+):
   """Nor does it harm the one that was there."""
-  root = shutil.copytree(folder, tmp_path / 'images')
+  root = shutil.copytree(class_folder, tmp_path / 'images')
   (root / 'val' / 'bee' / '0.png').write_bytes(b'damaged')
   out = tmp_path / 'out'
   out.mkdir()
@@ -193,37 +191,3 @@ def test_a_damaged_image_leaves_no_file(folder, headless, tmp_path, ending):
     )
   assert [p.name for p in out.iterdir()] == [path.name]
   assert path.read_text() == 'before'
-
-
-def test_mistakes_get_one_line(digits_run, tmp_path, monkeypatch):
-  def message(*args):
-    return commands.mistake(embed, *args, has_config=False)
-
-  source, digits = f'--from={digits_run}', '--data=digits'
-  out = f'--out={tmp_path}/a.npz'
-  assert '--data is missing' in message(source, SPLIT, out)
-  assert '--split is missing' in message(source, digits, out)
-  assert '--out is missing' in message(source, digits, SPLIT)
-  assert '--from is missing' in message(digits, SPLIT, out)
-  assert "unexpected argument 'x'" in message(source, digits, SPLIT, out, 'x')
-  assert '.npz or .parquet' in message(source, digits, SPLIT, '--out=a.csv')
-  images = f'--images={tmp_path}/*.png'
-  assert f'no file matches the pattern {tmp_path}/*.png' in (
-    message(source, images, out)
-  )
-  assert '--data and --images exclude' in message(source, digits, images, out)
-  assert "unexpected argument 'x.png'" in message(source, images, out, 'x.png')
-  nowhere = f'--out={tmp_path}/x/a.npz'
-  assert 'no folder' in message(source, digits, SPLIT, nowhere)
-  (tmp_path / 'b.npz').mkdir()
-  folder = f'--out={tmp_path}/b.npz'
-  assert 'b.npz is a folder' in message(source, digits, SPLIT, folder)
-  assert "--split: digits has no split 'test'" in message(
-    source, digits, '--split=test', out
-  )
-  assert '--data: there is no folder' in message(
-    source, '--data=folder:/none', SPLIT, out
-  )
-  monkeypatch.setattr(importlib.util, 'find_spec', lambda _: None)
-  parquet = f'--out={tmp_path}/a.parquet'
-  assert 'pip install pyarrow' in message(source, digits, SPLIT, parquet)

@@ -19,31 +19,8 @@ from vit_jax.evaluation import calibration
 from vit_jax.evaluation import intervals
 from vit_jax.evaluation import predictions as predictions_lib
 from vit_jax.evaluation import report
-from vit_jax.train import loop
 
 SPLIT = '--split=train[80%:]'  # what configs/digits.py evaluates on
-
-
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-  return stand_in.write_folder(
-    tmp_path_factory.mktemp('data') / 'images', train=4, val=5
-  )
-
-
-@pytest.fixture(scope='module')
-def folder_run(folder, tmp_path_factory):
-  """A run on images of differing size, of three classes."""
-  config = stand_in.config(
-    folder,
-    data__image_size=16,
-    train__batch_size=4,
-    train__duration='1 steps',
-    optim__warmup='0 steps',
-  )
-  path = tmp_path_factory.mktemp('runs') / 'folder'
-  assert loop.run(config, str(path)).status == 0
-  return path
 
 
 def run(capsys, *args):
@@ -56,36 +33,36 @@ def test_the_numbers_are_those_of_the_run(digits_run, capsys):
   """All devices and any size of batch; the last one is padded."""
   expected = json.loads((digits_run / 'DONE').read_text())
   for size in (16, 50):
-    found = run(
+    actual = run(
       capsys,
       f'--from={digits_run}',
       '--data=digits',
       SPLIT,
       f'--batch_size={size}',
     )
-    assert found['examples'] == expected['val/examples'] == 359
-    assert found['accuracy'] == pytest.approx(expected['val/accuracy'], 1e-6)
-    assert found['loss'] == pytest.approx(expected['val/loss'], 1e-5)
-  matrix = np.array(found['confusion'])
+    assert actual['examples'] == expected['val/examples'] == 359
+    assert actual['accuracy'] == pytest.approx(expected['val/accuracy'], 1e-6)
+    assert actual['loss'] == pytest.approx(expected['val/loss'], 1e-5)
+  matrix = np.array(actual['confusion'])
   assert matrix.sum() == 359 and matrix.trace() == round(
-    found['accuracy'] * 359
+    actual['accuracy'] * 359
   )
-  for row, of_class in zip(matrix, found['classes'], strict=True):
+  for row, of_class in zip(matrix, actual['classes'], strict=True):
     assert row.sum() == of_class['examples']
-  for i, of_class in enumerate(found['classes']):
+  for i, of_class in enumerate(actual['classes']):
     assert of_class['name'] == str(i)
     assert of_class['accuracy'] == matrix[i, i] / matrix[i].sum()
-  assert found['k'] == 5
-  assert found['accuracy'] <= found['top_k_accuracy'] <= 1
+  assert actual['k'] == 5
+  assert actual['accuracy'] <= actual['top_k_accuracy'] <= 1
 
 
-def test_predictions_of_a_folder(folder, folder_run, tmp_path, capsys):
+def test_predictions_of_a_folder(class_folder, folder_run, tmp_path, capsys):
   """The rows name the files; a class that is not first has its own label."""
   path = tmp_path / 'answers.csv'
-  found = run(
+  actual = run(
     capsys,
     f'--from={folder_run}',
-    f'--data=folder:{folder}',
+    f'--data=folder:{class_folder}',
     '--split=val[20%:]+train[:3]',
     '--batch_size=4',
     f'--predictions={path}',
@@ -94,7 +71,7 @@ def test_predictions_of_a_folder(folder, folder_run, tmp_path, capsys):
   assert expected['val/examples'] == 15
   with open(path) as f:
     rows = list(csv.DictReader(f))
-  assert len(rows) == found['examples'] == 15
+  assert len(rows) == actual['examples'] == 15
   assert [int(x['index']) for x in rows] == [*range(3, 15), 15, 16, 17]
   logits = vit_jax.load(folder_run).predict([x['file'] for x in rows])
   p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
@@ -114,8 +91,8 @@ def test_predictions_of_a_folder(folder, folder_run, tmp_path, capsys):
       json.loads(row['top_probability']), of_row[order], rtol=1e-4
     )
     hits += order[0] == label
-  assert found['accuracy'] == hits / 15
-  assert found['k'] == 3 and found['top_k_accuracy'] == 1
+  assert actual['accuracy'] == hits / 15
+  assert actual['k'] == 3 and actual['top_k_accuracy'] == 1
 
 
 @pytest.mark.parametrize(
@@ -123,14 +100,14 @@ def test_predictions_of_a_folder(folder, folder_run, tmp_path, capsys):
   [('', ('bee',)), ('test', ('cow', 'ant')), ('val', ('cow',))],
 )
 def test_some_of_the_classes(
-  folder, folder_run, tmp_path, capsys, split, names
+  class_folder, folder_run, tmp_path, capsys, split, names
 ):
   """As of these rows of all classes; the only split needs no flag."""
   for name in names:
     target = tmp_path / 'some' / split / name
-    shutil.copytree(folder / 'val' / name, target)
+    shutil.copytree(class_folder / 'val' / name, target)
   paths = tmp_path / 'all.csv', tmp_path / 'some.csv'
-  data_of = f'folder:{folder}', f'folder:{tmp_path}/some'
+  data_of = f'folder:{class_folder}', f'folder:{tmp_path}/some'
   flags_of = ['--split=val'], [f'--split={split}'] * bool(split)
   rows = []
   for path, name, split_flags in zip(paths, data_of, flags_of, strict=True):
@@ -150,36 +127,38 @@ def test_some_of_the_classes(
   assert summary['accuracy'] == pytest.approx(correct / summary['examples'])
 
 
-def test_classes_that_the_model_lacks_are_named(folder, folder_run, tmp_path):
-  shutil.copytree(folder / 'val' / 'ant', tmp_path / 'test' / 'ant')
+def test_classes_that_the_model_lacks_are_named(
+  class_folder, folder_run, tmp_path
+):
+  shutil.copytree(class_folder / 'val' / 'ant', tmp_path / 'test' / 'ant')
   for name in ('elk', 'fox'):
-    shutil.copytree(folder / 'val' / 'bee', tmp_path / 'test' / name)
+    shutil.copytree(class_folder / 'val' / 'bee', tmp_path / 'test' / name)
   args = f'--from={folder_run}', f'--data=folder:{tmp_path}'
   text = commands.mistake(evaluate, *args, has_config=False)
   assert 'of the data alone are elk, fox; of the model are ant, bee' in text
 
 
 def test_names_that_unicode_composes_otherwise():
-  composed, apart = 'caf\u00e9', 'cafe\u0301'
-  found = predictions_lib.match_classes(['a', composed, 'z'], 3, ['z', apart])
-  np.testing.assert_array_equal(found, [2, 1])
+  composed, decomposed = 'caf\u00e9', 'cafe\u0301'
+  actual = predictions_lib.match_classes(
+    ['a', composed, 'z'], 3, ['z', decomposed]
+  )
+  np.testing.assert_array_equal(actual, [2, 1])
 
 
 def test_the_same_classes_in_another_order(
-  folder, folder_run, tmp_path, capsys
+  class_folder, folder_run, tmp_path, capsys
 ):
-  args = f'--data=folder:{folder}', '--split=val'
+  args = f'--data=folder:{class_folder}', '--split=val'
   before = run(capsys, f'--from={folder_run}', *args)
-  other = tmp_path / 'run'
-  shutil.copytree(folder_run, other)
-  stored = json.loads((other / 'preprocess.json').read_text())
+  copy = tmp_path / 'run'
+  shutil.copytree(folder_run, copy)
+  stored = json.loads((copy / 'preprocess.json').read_text())
   names = ['cow', 'ant', 'bee']
-  (other / 'preprocess.json').write_text(
-    json.dumps(stored | {'classes': names})
-  )
-  after = run(capsys, f'--from={other}', *args)
+  (copy / 'preprocess.json').write_text(json.dumps(stored | {'classes': names}))
+  after = run(capsys, f'--from={copy}', *args)
   assert [x['name'] for x in after['classes']] == names
-  relabelled = run(capsys, f'--from={other}', *args, '--same_order')
+  relabelled = run(capsys, f'--from={copy}', *args, '--same_order')
   assert relabelled['confusion'] == before['confusion']
   # Output 0 is now called cow: column 0 counts what column 0 did, and the rows
   # have moved with their names.
@@ -219,7 +198,7 @@ def test_parquet(digits_run, tmp_path, capsys):
   assert table['top'] == [json.loads(x['top']) for x in rows]
 
 
-def test_the_table(digits_run, folder_run, folder, capsys):
+def test_the_table(digits_run, folder_run, class_folder, capsys):
   args = f'--from={digits_run}', '--data=digits', '--split=train[:50]'
   assert commands.run(evaluate, *args) == 0
   lines = capsys.readouterr().out.splitlines()
@@ -247,34 +226,34 @@ def known_predictions():
 
 
 def test_the_report_of_known_predictions():
-  found = report.summarize(MEASURED, known_predictions(), ['a', 'b', 'c', 'd'])
-  assert found['accuracy'] == 0.5 and found['top_k_accuracy'] == 0.75
-  assert found['loss'] == 3 and found['k'] == 2
-  assert found['confusion'] == [
+  actual = report.summarize(MEASURED, known_predictions(), ['a', 'b', 'c', 'd'])
+  assert actual['accuracy'] == 0.5 and actual['top_k_accuracy'] == 0.75
+  assert actual['loss'] == 3 and actual['k'] == 2
+  assert actual['confusion'] == [
     [1, 1, 0, 0],
     [0, 1, 0, 0],
     [1, 0, 0, 0],
     [0, 0, 0, 0],
   ]
-  assert [x['accuracy'] for x in found['classes']] == [0.5, 1, 0, None]
-  assert found['classes'][3]['accuracy_interval'] == (0, 1)
+  assert [x['accuracy'] for x in actual['classes']] == [0.5, 1, 0, None]
+  assert actual['classes'][3]['accuracy_interval'] == (0, 1)
   # Bins: 0.9 (right), 0.6 twice (one right), 0.5 (wrong).
-  assert found['calibration_error'] == pytest.approx((0.1 + 0.2 + 0.5) / 4)
+  assert actual['calibration_error'] == pytest.approx((0.1 + 0.2 + 0.5) / 4)
 
 
 def test_calibration_error():
   confidence = np.array([0.95, 0.95, 0.95, 0.95, 0.35, 0.35])
   correct = np.array([True, True, True, False, False, True])
   expected = (4 * abs(0.75 - 0.95) + 2 * abs(0.5 - 0.35)) / 6
-  found = calibration.calibration_error(confidence, correct)
-  assert found == pytest.approx(expected)
+  actual = calibration.calibration_error(confidence, correct)
+  assert actual == pytest.approx(expected)
   # The ends of bins belong to the lower one, and 0 and 1 to some.
   confidence, correct = np.array([0.0, 1.0]), np.array([False, True])
   assert calibration.calibration_error(confidence, correct) == 0
   confidence = np.array([2 / 15, 1.5 / 15])
   correct = np.array([True, False])
-  found = calibration.calibration_error(confidence, correct)
-  assert found == pytest.approx(abs(0.5 - 1.75 / 15))
+  actual = calibration.calibration_error(confidence, correct)
+  assert actual == pytest.approx(abs(0.5 - 1.75 / 15))
 
 
 def test_wilson():
@@ -287,37 +266,9 @@ def test_wilson():
   assert intervals.wilson(0, 0) == (0, 1)
 
 
-def test_mistakes_get_one_line(
-  digits_run, folder_run, tmp_path, monkeypatch, capsys
-):
-  def message(*args):
-    return commands.mistake(evaluate, *args, has_config=False)
-
-  source, digits = f'--from={digits_run}', '--data=digits'
-  assert '--data is missing' in message(source, SPLIT)
-  assert '--split is missing' in message(source, digits)
-  assert '--from is missing' in message(digits, SPLIT)
-  assert "unexpected argument 'x'" in message(source, digits, SPLIT, 'x')
-  assert "--split: digits has no split 'test'" in message(
-    source, digits, '--split=test'
-  )
-  assert '--split' in message(source, digits, '--split=train[x]')
-  assert '--data: there is no folder' in message(
-    source, '--data=folder:/none', SPLIT
-  )
-  assert '--data' in message(source, '--data=a b', SPLIT)
-  wrong = message(f'--from={folder_run}', digits, SPLIT)
-  assert 'of the data alone are 0, 1, 2' in wrong and 'ant, bee, cow' in wrong
-  args = source, digits, SPLIT
-  assert '.csv or .parquet' in message(*args, '--predictions=a.txt')
-  assert 'no folder' in message(*args, f'--predictions={tmp_path}/x/a.csv')
-  monkeypatch.setattr(importlib.util, 'find_spec', lambda _: None)
-  assert 'pip install pyarrow' in message(*args, '--predictions=a.parquet')
-
-
-def test_a_damaged_image_is_named(folder, folder_run, tmp_path, capsys):
+def test_a_damaged_image_is_named(class_folder, folder_run, tmp_path, capsys):
   root = tmp_path / 'images'
-  shutil.copytree(folder, root)
+  shutil.copytree(class_folder, root)
   (root / 'val' / 'bee' / '0.png').write_bytes(b'damaged')
   with pytest.raises(UserError, match=r'bee/0\.png is damaged'):
     run(capsys, f'--from={folder_run}', f'--data=folder:{root}', '--split=val')
@@ -329,8 +280,8 @@ TRAIN_SPLIT = '--train_split=train[:80%]'
 def tokens_of(vit, images):
   """Returns all tokens of images side by side, [B, N D]."""
   inputs = vit.preprocess(images)
-  found = vit.model.apply({'params': vit.params}, inputs, method='trunk')
-  return np.asarray(found['tokens'], np.float32).reshape(len(images), -1)
+  actual = vit.model.apply({'params': vit.params}, inputs, method='trunk')
+  return np.asarray(actual['tokens'], np.float32).reshape(len(images), -1)
 
 
 @pytest.mark.parametrize(
@@ -340,7 +291,7 @@ def test_nearest_neighbours_of_a_run(digits_run, capsys, features, embed):
   """Against scikit-learn's, on the library's embeddings."""
   args = f'--from={digits_run}', '--data=digits', SPLIT, TRAIN_SPLIT
   flags = '--k=3', '--batch_size=50', f'--features={features}'
-  found = run(capsys, *args, '--probe=knn', *flags)
+  actual = run(capsys, *args, '--probe=knn', *flags)
   vit = vit_jax.load(digits_run)
   assert '\n' not in repr(vit) and '10 classes' in repr(vit)
   (x, y), (test, expected) = (
@@ -350,15 +301,15 @@ def test_nearest_neighbours_of_a_run(digits_run, capsys, features, embed):
       for split in ('train[:80%]', 'train[80%:]')
     )
   )
-  theirs = neighbors.KNeighborsClassifier(
+  reference = neighbors.KNeighborsClassifier(
     3, metric='cosine', weights=lambda distance: np.exp((1 - distance) / 0.07)
   )
-  rate = theirs.fit(x, y).score(test, expected)
-  assert found['accuracy'] == pytest.approx(rate, abs=1.01 / 359)
-  low, high = found['accuracy_interval']
-  assert low < found['accuracy'] < high
+  rate = reference.fit(x, y).score(test, expected)
+  assert actual['accuracy'] == pytest.approx(rate, abs=1.01 / 359)
+  low, high = actual['accuracy_interval']
+  assert low < actual['accuracy'] < high
   assert {
-    k: found[k] for k in ('probe', 'k', 'train_examples', 'examples')
+    k: actual[k] for k in ('probe', 'k', 'train_examples', 'examples')
   } == {
     'probe': 'knn',
     'k': 3,
@@ -384,13 +335,13 @@ def test_few_shots_and_a_linear_probe(digits_run, capsys):
 
 
 def test_a_probe_asks_for_no_head_and_no_class_names(
-  folder, digits_run, tmp_path, capsys
+  class_folder, digits_run, tmp_path, capsys
 ):
   """Of images in other classes than the model's."""
   grey = tmp_path / 'images'
   for split, count in (('train', 6), ('val', 4)):
     stand_in.write_folder(grey, **{split: count})
-  found = run(
+  actual = run(
     capsys,
     f'--from={digits_run}',
     f'--data=folder:{grey}',
@@ -400,37 +351,5 @@ def test_a_probe_asks_for_no_head_and_no_class_names(
     '--shots=6',
     '--batch_size=8',
   )
-  assert found['examples'] == 12 and found['train_examples'] == 18
-  assert 0 <= found['few_shot_6_accuracy'] <= 1
-
-
-def test_mistakes_with_probes(digits_run, tmp_path):
-  def message(*args):
-    given = f'--from={digits_run}', '--data=digits', SPLIT, *args
-    return commands.mistake(evaluate, *given, has_config=False)
-
-  assert '--train_split is missing' in message('--probe=knn')
-  assert '--train_split is for --probe' in message(TRAIN_SPLIT)
-  assert '--k is for --probe=knn' in message('--k=3')
-  assert '--features is for --probe' in message('--features=tokens')
-  knn, few = '--probe=knn', '--probe=few_shot'
-  assert '--shots is for --probe=few_shot' in message(
-    knn, TRAIN_SPLIT, '--shots=1'
-  )
-  predictions = f'--predictions={tmp_path}/a.csv'
-  assert '--predictions is for' in message(knn, TRAIN_SPLIT, predictions)
-  assert '--same_order is for' in message(knn, TRAIN_SPLIT, '--same_order')
-  for shots in ('', '1,1', '0', '1,x', '1.5'):
-    assert '--shots=' in message(few, TRAIN_SPLIT, f'--shots={shots}')
-  assert "--train_split: digits has no split 'test'" in message(
-    knn, '--train_split=test'
-  )
-  assert "'train[80%:]' shares 7 images with 'train[:1445]'" in message(
-    knn, '--train_split=train[:1445]'
-  )
-  assert 'fewer than the 20 neighbours' in message(
-    knn, '--train_split=train[:10]'
-  )
-  assert 'few_shot draws 25 of each' in message(
-    few, '--train_split=train[:200]'
-  )
+  assert actual['examples'] == 12 and actual['train_examples'] == 18
+  assert 0 <= actual['few_shot_6_accuracy'] <= 1

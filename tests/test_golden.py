@@ -116,10 +116,10 @@ def test_missing_and_damaged_files_fail_in_one_line(tmp_path, capsys):
   (tmp_path / 'dino_clip_1_expected.npz').unlink()
   damaged = tmp_path / 'dino_clip_2_expected.npz'
   damaged.write_bytes(damaged.read_bytes()[:100])
-  whole, broken = write_cases(tmp_path, *cases), tmp_path / 'broken'
+  good_folder, broken = write_cases(tmp_path, *cases), tmp_path / 'broken'
   broken.mkdir()
   (broken / 'cases.json').write_text('[{')
-  status = golden.main([str(broken), str(tmp_path / 'nowhere'), whole])
+  status = golden.main([str(broken), str(tmp_path / 'nowhere'), good_folder])
   printed = capsys.readouterr()
   assert status == 1
   lines = printed.out.splitlines()
@@ -127,7 +127,7 @@ def test_missing_and_damaged_files_fail_in_one_line(tmp_path, capsys):
   errors = printed.err.splitlines()
   assert len(errors) == 2
   assert all(line.startswith('error: ') for line in errors)
-  assert golden.main([whole]) == 1
+  assert golden.main([good_folder]) == 1
   assert golden.main([str(broken)]) == 1
 
 
@@ -146,11 +146,11 @@ def test_ids_are_exact_and_numbers_are_not(tmp_path):
     'tolerance': 10.0,
   }
   case = golden_cases.Case(tmp_path, fields)
-  near = {k: x + 1 if k in ('ids', 'loss') else x for k, x in arrays.items()}
-  good = {k: x.is_good for k, x in case.judged(near).items()}
+  changed = {k: x + 1 if k in ('ids', 'loss') else x for k, x in arrays.items()}
+  good = {k: x.is_good for k, x in case.judged(changed).items()}
   assert good == {'ids': False, 'mask': True, 'loss': True, 'open': True}
-  other = arrays | {'mask': np.array([True, True]), 'open': np.zeros(2)}
-  good = {k: x.is_good for k, x in case.judged(other).items()}
+  wrong = arrays | {'mask': np.array([True, True]), 'open': np.zeros(2)}
+  good = {k: x.is_good for k, x in case.judged(wrong).items()}
   assert good == {'ids': True, 'mask': False, 'loss': True, 'open': False}
   with pytest.raises(ValueError, match='there is no answer for loss'):
     case.judged({k: x for k, x in arrays.items() if k != 'loss'})

@@ -44,9 +44,9 @@ def test_a_method_of_ones_own(tmp_path, monkeypatch, capsys):
   assert vit.model.num_classes == 4 and vit.classes == ()
   args = f'--from={tmp_path}/run', '--data=digits', '--split=train[80%:]'
   assert commands.run(evaluate, *args, '--format=json') == 0
-  found = json.loads(capsys.readouterr().out)
-  wanted = results.metrics['val/accuracy']
-  assert found['accuracy'] == pytest.approx(wanted, abs=1e-6)
+  actual = json.loads(capsys.readouterr().out)
+  expected = results.metrics['val/accuracy']
+  assert actual['accuracy'] == pytest.approx(expected, abs=1e-6)
 
 
 def test_an_evaluator_of_ones_own(digits_run, tmp_path, monkeypatch, capsys):
@@ -68,13 +68,13 @@ def test_an_evaluator_of_ones_own(digits_run, tmp_path, monkeypatch, capsys):
     )
     == 0
   )
-  found = json.loads(capsys.readouterr().out)
+  actual = json.loads(capsys.readouterr().out)
   source = data.open_source(tiny.config(), 'train[80%:]')
   logits = vit_jax.load(digits_run).predict(list(source.arrays['image']))
   right = np.take_along_axis(logits, source.arrays['label'][:, None], axis=1)
   ranks = (logits > right).sum(axis=1) + 1
-  assert found['mean_rank'] == pytest.approx(ranks.mean(), abs=0.02)
-  assert found['examples'] == 359
+  assert actual['mean_rank'] == pytest.approx(ranks.mean(), abs=0.02)
+  assert actual['examples'] == 359
 
 
 def test_a_metric_of_ones_own():
@@ -82,8 +82,8 @@ def test_a_metric_of_ones_own():
   exec(PYTHON[4], scope)
   outputs = {'error': np.float32([1, 2, 60])}
   batch = {'valid': np.array([True, True, False])}
-  found = scope['measure'](None, outputs, batch).compute()
-  assert found == {'error': 1.5, 'examples': 2}
+  actual = scope['measure'](None, outputs, batch).compute()
+  assert actual == {'error': 1.5, 'examples': 2}
 
 
 def test_a_source_of_ones_own(tmp_path, monkeypatch):
@@ -151,8 +151,8 @@ def test_a_trunk_beside_other_parameters(
   vit = vit_jax.load(run)
   assert 'projector' not in vit.params and vit.model.num_classes == 0
   assert replay.run(config, run, step=6) == 0
-  found = json.loads((tmp_path / 'run/replay/6.json').read_text())
-  assert found['ok'] and found['first'] is None
+  actual = json.loads((tmp_path / 'run/replay/6.json').read_text())
+  assert actual['ok'] and actual['first'] is None
 
 
 def test_options_from_the_command_line(twins, monkeypatch):

@@ -155,18 +155,18 @@ def test_it_resumes_to_the_bit(trained, tmp_path):
   vit_jax.train(tiny.config(**SETTINGS), str(tmp_path))
   resumed = tiny.metrics(tmp_path)
   for name in ('train/loss', 'val/loss', 'val/accuracy'):
-    wanted = [x[name] for x in straight if name in x]
-    found = [x[name] for x in resumed if name in x]
-    assert found[-1] == wanted[-1]
+    expected = [x[name] for x in straight if name in x]
+    actual = [x[name] for x in resumed if name in x]
+    assert actual[-1] == expected[-1]
 
 
 def test_the_loaded_model_is_the_trained_one(trained, capsys):
-  path, wanted = trained
+  path, expected = trained
   args = f'--from={path}', '--data=digits', '--split=train[80%:]'
   assert commands.run(evaluate, *args, '--format=json') == 0
-  found = json.loads(capsys.readouterr().out)
-  assert found['accuracy'] == pytest.approx(wanted['val/accuracy'], abs=1e-6)
-  assert found['loss'] == pytest.approx(wanted['val/loss'], rel=1e-5)
+  actual = json.loads(capsys.readouterr().out)
+  assert actual['accuracy'] == pytest.approx(expected['val/accuracy'], abs=1e-6)
+  assert actual['loss'] == pytest.approx(expected['val/loss'], rel=1e-5)
   vit = vit_jax.load(path)
   larger = vit_jax.load(path, image_size=16)
   assert larger.params['position_embedding'].shape == (1, 64, 16)
@@ -284,10 +284,10 @@ def test_scanned_layers_are_the_same(trained):
 @pytest.mark.slow
 def test_a_mesh_splits_its_arrays_by_shape(trained, tmp_path):
   mesh = {'mesh__fsdp': 2, 'mesh__tensor': 2, 'mesh__min_size': 0}
-  wanted = [
+  expected = [
     x['train/loss'] for x in tiny.metrics(trained[0]) if 'train/loss' in x
   ]
-  np.testing.assert_allclose(losses(tmp_path, **mesh), wanted, rtol=1e-4)
+  np.testing.assert_allclose(losses(tmp_path, **mesh), expected, rtol=1e-4)
   config = tiny.config(**SETTINGS, **mesh)
   model = models.from_config(config.model, 10)
   params = models.abstract_params(model, (8, 8, 1))
@@ -309,8 +309,8 @@ def test_an_array_with_another_shape_than_ours_is_split_by_shape():
     }
   }
   sizes = {'data': 1, 'fsdp': 2, 'tensor': 2}
-  (found,) = sharding.shard_params(config.mesh, sizes, params).values()
-  assert found.spec == ('fsdp', None)
+  (actual,) = sharding.shard_params(config.mesh, sizes, params).values()
+  assert actual.spec == ('fsdp', None)
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """`vit_jax.predict`: which images it finds, its answers, what is damaged."""
 
 import csv
-import functools
 import io
 import json
 import os
@@ -44,15 +43,15 @@ def test_the_answers_are_those_of_load(digits_run, images, capsys):
     predict, f'--from={digits_run}', images, '--format=json', '--batch_size=4'
   )
   out, err = capsys.readouterr()
-  found = json.loads(out)
+  actual = json.loads(out)
   expected = ['a/1.PNG', 'a/2.png', 'a/deep/3.png', 'b.png', 'c d/2.png']
   expected += ['c d/3.png', 'c d/é,"1".png']
   paths = [f'{images}/{name}' for name in expected]
   assert status == 0 and 'image/s' not in err
-  assert [x['image'] for x in found] == paths
+  assert [x['image'] for x in actual] == paths
   loaded = vit_jax.load(digits_run)
   logits = loaded.predict(paths)
-  for answer, row in zip(found, logits, strict=True):
+  for answer, row in zip(actual, logits, strict=True):
     best = answer['predictions']
     numbers = np.argsort(-row)[:5].tolist()
     assert [x['index'] for x in best] == numbers
@@ -120,9 +119,9 @@ def test_a_single_logit_of_unknown_meaning_is_a_number(digits_run):
   """The softmax of one logit would be 1, whatever the image."""
   vit = vit_jax.load(digits_run, num_classes=1)
   head = predictions.Head.from_loaded(vit, 5)
-  found = head.rank(np.array([[2.5]]))
+  actual = head.rank(np.array([[2.5]]))
   assert head.names == ('output',)
-  np.testing.assert_array_equal(found['probability'], [[2.5]])
+  np.testing.assert_array_equal(actual['probability'], [[2.5]])
   with pytest.raises(UserError, match='predicts numbers'):
     explored.probabilities(vit, np.array([[2.5]]))
 
@@ -162,9 +161,9 @@ def test_where_images_are_found(images, monkeypatch, capsys):
 def test_a_name_that_is_not_there_has_a_similar_one(images, monkeypatch):
   """It is told before the model is loaded."""
   monkeypatch.chdir(images)
-  for name, wanted in {'b.pgn': 'b.png', 'c  d': 'c d'}.items():
+  for name, expected in {'b.pgn': 'b.png', 'c  d': 'c d'}.items():
     text = commands.mistake(predict, '--from=none', name)
-    assert f'there is no {name}: did you mean {wanted!r}?' in text
+    assert f'there is no {name}: did you mean {expected!r}?' in text
   assert 'no photos in /' in commands.mistake(predict, '--from=none', 'photos')
 
 
@@ -205,30 +204,6 @@ def test_one_shape_for_all_batches_and_few_images_ahead():
   assert {x['image'].shape for _, x in [(0, first), *rest]} == {(4, 2, 2, 1)}
   np.testing.assert_array_equal(rest[-1][1]['image'][:, 0, 0, 0], [29, 0, 0, 0])
   assert sum(counts) == 30
-
-
-def test_mistakes_get_one_line(digits_run, images, tmp_path):
-  message = functools.partial(commands.mistake, predict)
-  source, image = f'--from={digits_run}', images / 'b.png'
-  assert '--from is missing' in message(image)
-  assert 'there are no images' in message(source)
-  assert 'there are no images' in message(source, tmp_path)
-  pattern = f'{tmp_path}/*.png'
-  assert f'no file matches the pattern {pattern}' in message(source, pattern)
-  assert 'top' in message(source, image, '--top=0')
-  wrong = message(source, image, '--fromat=csv')
-  assert 'no flag --fromat: did you mean --format?' in wrong
-  assert 'write --model.KEY=VALUE' in message(source, image, '--model.depth')
-  assert 'image_size=9by9' in message(source, image, '--image_size=9by9')
-  wrong = message(source, image, '--model.sheep=3')
-  assert "a ViT has no field 'sheep'" in wrong and 'num_heads' in wrong
-  wrong = message(source, image, '--model.num_heads=three')
-  assert "num_heads is 'three'" in wrong
-  assert str(tmp_path) in message(f'--from={tmp_path}', image)
-  for flag in ('--overlap=0.5', '--flip', '--output=maps'):
-    assert 'is for models of segmentation' in message(source, image, flag)
-  for flag in ('--temperature=0.5', '--seed=1'):
-    assert 'no effect without --sample' in message(source, image, flag)
 
 
 def test_the_command_itself(digits_run, images, tmp_path):

@@ -66,8 +66,8 @@ def test_metrics_are_those_of_the_weights(tmp_path, hub):
   assert [x['step'] for x in lines] == [2, 4, 6]
   to = '--step=4', '--to=timm', '--push=hf:me/digits', '--dry_run'
   assert commands.run(convert, run, tmp_path / 'there', *to) == 0
-  found = json.loads((tmp_path / 'there' / 'metrics.json').read_text())
-  assert found['val/loss'] == lines[1]['val/loss'] != lines[2]['val/loss']
+  actual = json.loads((tmp_path / 'there' / 'metrics.json').read_text())
+  assert actual['val/loss'] == lines[1]['val/loss'] != lines[2]['val/loss']
   assert 'step 4' in (tmp_path / 'there' / 'README.md').read_text()
 
 

@@ -64,7 +64,7 @@ def config(
   result = config_lib.load(str(ROOT / 'configs' / 'digits.py'), TINY)
   change(result, overrides)
   result.objective.options.update(options or {})
-  _skip_without_devices(result)
+  skip_without_devices(result)
   return result
 
 
@@ -76,7 +76,7 @@ def change(
     config_lib.set_value(config, start + key.replace('__', '.'), value)
 
 
-def _skip_without_devices(config: ml_collections.ConfigDict) -> None:
+def skip_without_devices(config: ml_collections.ConfigDict) -> None:
   """Skips the test where the platform has too few devices for its mesh."""
   axes = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
   num_needed, num_devices = (

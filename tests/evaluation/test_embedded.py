@@ -21,10 +21,10 @@ def build(name='ViT-Ti/4', **fields):
 
 def read(name, model, params):
   batch = {'image': IMAGES, 'index': np.arange(4)}
-  found = embedded.READS[name](loaded.Trunk(model), params, batch)
-  assert found.keys() == {'embedding', 'index'}
-  assert found['embedding'].dtype == np.float32
-  return np.asarray(found['embedding'])
+  actual = embedded.READS[name](loaded.Trunk(model), params, batch)
+  assert actual.keys() == {'embedding', 'index'}
+  assert actual['embedding'].dtype == np.float32
+  return np.asarray(actual['embedding'])
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def read(name, model, params):
 )
 def test_layers_are_means_of_their_normalised_patches(fields):
   model, params = build(**SIZES | fields)
-  found = read('layers', model, params)
+  actual = read('layers', model, params)
   _, state = model.apply(
     {'params': params}, IMAGES, method='trunk', mutable=['intermediates']
   )
@@ -49,8 +49,8 @@ def test_layers_are_means_of_their_normalised_patches(fields):
     normal = (patches - mean) / patches.std(axis=-1, keepdims=True)
     expected.append(normal.mean(axis=1))
   expected = np.concatenate(expected, axis=-1)
-  assert found.shape == expected.shape == (4, 3 * 16)
-  np.testing.assert_allclose(found, expected, atol=1e-3)
+  assert actual.shape == expected.shape == (4, 3 * 16)
+  np.testing.assert_allclose(actual, expected, atol=1e-3)
 
 
 def test_tokens_are_side_by_side():
@@ -62,14 +62,14 @@ def test_tokens_are_side_by_side():
 
 
 @pytest.mark.parametrize(
-  ('name', 'fields', 'what'),
+  ('name', 'fields', 'message'),
   [
     ('ViT-Ti/4', SIZES | {'block': 'merging(1)'}, 'ViT that merges'),
     ('Mixer-S/4', {}, 'Mixer'),
     ('BiT-R50x1', {}, 'BiT'),
   ],
 )
-def test_layers_that_cannot_be_read(name, fields, what):
+def test_layers_that_cannot_be_read(name, fields, message):
   model = models.create_model(name, 5, **fields)
-  with pytest.raises(UserError, match=f"^features='layers' is .*{what}"):
+  with pytest.raises(UserError, match=f"^features='layers' is .*{message}"):
     read('layers', model, {})

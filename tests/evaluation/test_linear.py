@@ -25,13 +25,13 @@ def test_it_is_scikit_learns_with_the_penalty_that_it_chose():
   model, penalty = linear.fit(train, labels)
   mean, std = train.mean(axis=0), train.std(axis=0)
   std[std == 0] = 1
-  theirs = linear_model.LogisticRegression(
+  reference = linear_model.LogisticRegression(
     C=1 / (400 * penalty), max_iter=1000
   ).fit((train - mean) / std, labels)
-  expected = theirs.predict((test - mean) / std)
-  found = model.predict(test)
-  assert (found == expected).mean() > 0.99
-  assert (found == test_labels).mean() > 0.9
+  expected = reference.predict((test - mean) / std)
+  actual = model.predict(test)
+  assert (actual == expected).mean() > 0.99
+  assert (actual == test_labels).mean() > 0.9
   exponent = 2 * np.log10(penalty)
   assert exponent == pytest.approx(round(exponent))  # of the finer search
 

@@ -61,8 +61,8 @@ def recalls(similarity, image_of_text, at=retrieval.AT):
 
 def test_recall_of_known_ranks():
   similarity = np.array([[0.9, 0.1, 0.5], [0.8, 0.2, 0.3]])
-  found = recalls(similarity, np.array([0, 1, 1]), at=(1, 2))
-  assert found == {
+  actual = recalls(similarity, np.array([0, 1, 1]), at=(1, 2))
+  assert actual == {
     'image_to_text@1': 0.5,
     'image_to_text@2': 1.0,
     'text_to_image@1': 2 / 3,
@@ -71,9 +71,9 @@ def test_recall_of_known_ranks():
 
 
 def test_the_earlier_of_equals_is_nearer():
-  found = recalls(np.zeros((4, 4)), np.arange(4), at=(1, 2, 3, 4))
+  actual = recalls(np.zeros((4, 4)), np.arange(4), at=(1, 2, 3, 4))
   for way in ('image_to_text', 'text_to_image'):
-    assert [found[f'{way}@{k}'] for k in (1, 2, 3, 4)] == [0.25, 0.5, 0.75, 1]
+    assert [actual[f'{way}@{k}'] for k in (1, 2, 3, 4)] == [0.25, 0.5, 0.75, 1]
 
 
 def test_all_captions_of_an_image_count():
@@ -88,7 +88,7 @@ def test_all_captions_of_an_image_count():
   spec = config_lib.evaluation('test', kind='retrieval')
   evaluator = retrieval.Retrieval(spec)
   evaluator.check_sources(source, None)
-  found = evaluator.run(Known(source, images, by_tokens))
+  actual = evaluator.run(Known(source, images, by_tokens))
   image_of_text = np.repeat([0, 1, 2], [len(x) for x in OWN])
   expected = recalls(images @ texts.T, image_of_text)
-  assert found == pytest.approx(expected | {'examples': 3.0})
+  assert actual == pytest.approx(expected | {'examples': 3.0})

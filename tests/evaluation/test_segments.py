@@ -13,42 +13,42 @@ def test_areas_are_summed_before_they_are_divided():
   """One image with much of a class and one with little."""
   labels = np.array([[[1, 1, 1, 1]], [[1, 0, 0, 0]]])
   predicted = np.array([[[1, 1, 1, 1]], [[0, 0, 0, 0]]])
-  found = segments.overlaps(metrics.confusion(labels, predicted, 2))
-  np.testing.assert_allclose(found.iou, [3 / 4, 4 / 5])
-  np.testing.assert_allclose(found.accuracy, [1, 4 / 5])
-  np.testing.assert_allclose(found.dice, [6 / 7, 8 / 9])
-  assert found.total == 7 / 8
+  actual = segments.overlaps(metrics.confusion(labels, predicted, 2))
+  np.testing.assert_allclose(actual.iou, [3 / 4, 4 / 5])
+  np.testing.assert_allclose(actual.accuracy, [1, 4 / 5])
+  np.testing.assert_allclose(actual.dice, [6 / 7, 8 / 9])
+  assert actual.total == 7 / 8
 
 
 def test_the_names_of_the_measures():
-  found = segments.measures(np.eye(1, dtype=np.int64))
-  assert segments.MEASURES == tuple(found)
+  actual = segments.measures(np.eye(1, dtype=np.int64))
+  assert segments.MEASURES == tuple(actual)
 
 
 def test_ignored_places_and_absent_classes():
   labels = np.array([0, 0, 255, 1])
   matrix = metrics.confusion(labels, np.array([0, 2, 1, 1]), 4, labels != 255)
-  found = segments.overlaps(matrix)
-  np.testing.assert_allclose(found.iou, [0.5, 1, 0, np.nan])
-  np.testing.assert_allclose(found.accuracy, [0.5, 1, np.nan, np.nan])
-  assert found.mean_iou == 0.5
+  actual = segments.overlaps(matrix)
+  np.testing.assert_allclose(actual.iou, [0.5, 1, 0, np.nan])
+  np.testing.assert_allclose(actual.accuracy, [0.5, 1, np.nan, np.nan])
+  assert actual.mean_iou == 0.5
   assert segments.measures(matrix)['mean_accuracy'] == 0.75
 
 
 def square(at, size=9):
-  found = np.zeros((size, size), bool)
-  found[at : at + 4, 2:6] = True
-  return found
+  actual = np.zeros((size, size), bool)
+  actual[at : at + 4, 2:6] = True
+  return actual
 
 
 def test_hausdorff_distance_of_a_shifted_square():
   for shift in (0, 1, 3):
-    found = segments.hausdorff(square(1), square(1 + shift), percentile=100)
-    assert found == shift
-  found = segments.hausdorff(
+    actual = segments.hausdorff(square(1), square(1 + shift), percentile=100)
+    assert actual == shift
+  actual = segments.hausdorff(
     square(1), square(3), spacing=(2.5, 1), percentile=100
   )
-  assert found == 5.0  # two rows of 2.5
+  assert actual == 5.0  # two rows of 2.5
 
 
 def test_hausdorff_distance_needs_both():
@@ -70,16 +70,16 @@ def test_distances_of_classes_and_images():
   labels[0, 2:5, 3:6], predicted[0, 2:5, 4:7] = 1, 1
   labels[1, 0:2, 0:2], predicted[1, 0, 11] = 2, 1
   labels[1, 8] = 255
-  found = segments.distances(labels, predicted, 4)
-  assert np.isnan(found[:, 3]).all() and np.isnan(found[0, 2])
-  assert found[0, 1] == 1.0
+  actual = segments.distances(labels, predicted, 4)
+  assert np.isnan(actual[:, 3]).all() and np.isnan(actual[0, 2])
+  assert actual[0, 1] == 1.0
   diagonal = np.hypot(8, 12)  # without the last row, which does not count
-  assert found[1, 1] == found[1, 2] == pytest.approx(diagonal)
-  whole = segments.hausdorff(labels[0] == 1, predicted[0] == 1)
-  assert whole == found[0, 1]
+  assert actual[1, 1] == actual[1, 2] == pytest.approx(diagonal)
+  distances = segments.hausdorff(labels[0] == 1, predicted[0] == 1)
+  assert distances == actual[0, 1]
   spaced = segments.distances(labels, predicted, 4, spacing=(1.0, 2.5))
   assert spaced[0, 1] == 2.5
-  means, bounds = segments.mean_distances(found, ('background', 'a', 'b', 'c'))
+  means, bounds = segments.mean_distances(actual, ('background', 'a', 'b', 'c'))
   assert means['hausdorff95/a'] == pytest.approx((1 + diagonal) / 2)
   assert means['hausdorff95'] == pytest.approx((1 + 3 * diagonal) / 4)
   assert np.isnan(means['hausdorff95/c'])
@@ -102,9 +102,9 @@ def test_images_with_missed_objects_make_a_distance_worse(
   predicted[missed] = 0
   maps = (labels, predicted) if is_found else (predicted, labels)
   names = 'background', 'organ'
-  found, _ = segments.mean_distances(segments.distances(*maps, 2), names)
+  actual, _ = segments.mean_distances(segments.distances(*maps, 2), names)
   diagonal = np.linalg.norm(size)
-  assert found['hausdorff95'] == pytest.approx(share * diagonal)
+  assert actual['hausdorff95'] == pytest.approx(share * diagonal)
   padding = [(0, 0)] + [(0, 3)] * len(size)
   padded = [
     np.pad(x, padding, constant_values=y)
@@ -128,8 +128,8 @@ def test_small_objects_are_counted_though_a_percentile_misses_them():
   labels[0, 50, [44, 50, 56]] = 1  # one of them is found
   predicted[0, 50, 44] = predicted[0, 58, 2] = predicted[0, 59, 3] = 1
   assert segments.distances(labels, predicted, 2)[0, 1] == 0
-  found = segments.objects(labels, predicted, 2)
-  np.testing.assert_array_equal(found[0, :, 1], [4, 2, 1])
+  actual = segments.objects(labels, predicted, 2)
+  np.testing.assert_array_equal(actual[0, :, 1], [4, 2, 1])
 
 
 def test_means_say_how_many_classes_they_average():
@@ -141,10 +141,10 @@ def test_means_say_how_many_classes_they_average():
     ([0, 0, 2, 2, 3], 1 / 3, 3),
   ):
     matrix = metrics.confusion(labels, np.array(predicted), 4, labels != 255)
-    found = segments.measures(matrix)
-    assert found['miou'] == pytest.approx(iou)
-    assert found['miou_classes'] == measured
-    assert found['labelled_classes'] == 2
+    actual = segments.measures(matrix)
+    assert actual['miou'] == pytest.approx(iou)
+    assert actual['miou_classes'] == measured
+    assert actual['labelled_classes'] == 2
 
 
 def test_intervals_by_drawing_images():
@@ -154,17 +154,19 @@ def test_intervals_by_drawing_images():
   predicted = np.where(rng.random((40, 8, 8)) < 0.3, 0, labels)
   each = np.asarray(segments.areas(predicted, labels, 3, 255))
   matrix = metrics.confusion(labels, predicted, 3)
-  wanted = segments.overlaps(matrix)
+  expected = segments.overlaps(matrix)
   right, labelled, guessed = each.sum(axis=0)
-  np.testing.assert_allclose(2 * right / (labelled + guessed), wanted.dice)
-  found = segments.intervals(each, ('a', 'b', 'c'))
+  np.testing.assert_allclose(2 * right / (labelled + guessed), expected.dice)
+  actual = segments.intervals(each, ('a', 'b', 'c'))
   by_image = (predicted == labels).mean(axis=(1, 2))
-  low, high = found['accuracy']
-  assert low < wanted.total < high
+  low, high = actual['accuracy']
+  assert low < expected.total < high
   spread = 2 * 1.96 * by_image.std() / np.sqrt(40)
   assert high - low == pytest.approx(spread, rel=0.1)
-  assert found['iou/b'][0] < wanted.iou[1] < found['iou/b'][1]
-  assert found['dice'][0] < segments.measures(matrix)['dice'] < found['dice'][1]
+  assert actual['iou/b'][0] < expected.iou[1] < actual['iou/b'][1]
+  assert (
+    actual['dice'][0] < segments.measures(matrix)['dice'] < actual['dice'][1]
+  )
   assert segments.intervals(each[:1], ('a', 'b', 'c')) == {}
 
 

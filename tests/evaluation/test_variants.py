@@ -6,7 +6,6 @@ import commands
 import pytest
 
 from vit_jax import evaluate
-from vit_jax.config import UserError
 from vit_jax.evaluation import variants
 
 SPLIT = '--split=train[80%:]'
@@ -19,16 +18,16 @@ def run(capsys, *args):
 
 def test_a_row_for_each_size_is_what_one_size_gives(digits_run, capsys):
   model = f'--from={digits_run}'
-  found = json.loads(run(capsys, model, '--format=json', '--image_size=8,16'))
-  assert [x['image_size'] for x in found['variants']] == ['8x8', '16x16']
-  assert [x['tokens'] for x in found['variants']] == [4, 16]
-  for size, row in zip((8, 16), found['variants'], strict=True):
-    one = json.loads(
+  actual = json.loads(run(capsys, model, '--format=json', '--image_size=8,16'))
+  assert [x['image_size'] for x in actual['variants']] == ['8x8', '16x16']
+  assert [x['tokens'] for x in actual['variants']] == [4, 16]
+  for size, row in zip((8, 16), actual['variants'], strict=True):
+    report = json.loads(
       run(capsys, model, '--format=json', f'--image_size={size}')
     )
-    assert row['accuracy'] == one['accuracy']
-    assert row['loss'] == pytest.approx(one['loss'], rel=1e-5)
-    assert row['accuracy_interval'] == one['accuracy_interval']
+    assert row['accuracy'] == report['accuracy']
+    assert row['loss'] == pytest.approx(report['loss'], rel=1e-5)
+    assert row['accuracy_interval'] == report['accuracy_interval']
     assert row['images_per_second'] > 0
 
 
@@ -50,17 +49,19 @@ def test_merging_and_patches_are_a_table_and_a_picture(
 @pytest.mark.slow
 def test_kernels_in_int8_are_one_more_row(digits_run, capsys):
   pytest.importorskip('qwix', reason='needs qwix: vit_jax[quantize]')
-  how = [f'--from={digits_run}', '--format=json']
-  found = json.loads(run(capsys, *how, '--quantize=none,int8', '--merge=0,1'))
-  rows = found['variants']
+  flags = [f'--from={digits_run}', '--format=json']
+  actual = json.loads(
+    run(capsys, *flags, '--quantize=none,int8', '--merge=0,1')
+  )
+  rows = actual['variants']
   assert [(x['merge'], x['quantize']) for x in rows] == [
     (merge, quantize) for merge in (0, 1) for quantize in ('none', 'int8')
   ]
   for plain, small in zip(rows[::2], rows[1::2], strict=True):
     assert small['parameter_bytes'] < 0.5 * plain['parameter_bytes']
     assert small['loss'] == pytest.approx(plain['loss'], rel=0.01)
-  one = json.loads(run(capsys, *how, '--quantize=int8'))
-  assert one['loss'] == pytest.approx(rows[1]['loss'], rel=1e-5)
+  report = json.loads(run(capsys, *flags, '--quantize=int8'))
+  assert report['loss'] == pytest.approx(rows[1]['loss'], rel=1e-5)
   text = run(capsys, f'--from={digits_run}', '--quantize=none,int8')
   assert 'parameter bytes' in text and len(text.strip().splitlines()) == 3
 
@@ -78,39 +79,6 @@ def test_kernels_in_int8_are_one_more_row(digits_run, capsys):
 )
 def test_the_knee_is_farthest_above_the_line(speed, quality, expected):
   assert variants.knee(speed, quality) == expected
-
-
-@pytest.mark.parametrize(
-  ('flags', 'error'),
-  [
-    (['--merge=a'], 'write numbers of tokens'),
-    (['--quantize=none,int4'], 'choose none or int8'),
-    (['--quantize=int8,int8'], 'write each value once'),
-    (['--model.quantize=int8'], 'evaluate and predict have --quantize'),
-    (['--patch_size=4,4'], 'write each value once'),
-    (['--image_size=8,x'], '--image_size=x'),
-    (['--plot=a.png'], 'of several variants'),
-    (['--merge=0,1', '--plot=a.gif'], 'its name must end in .png'),
-    (['--merge=0,1', '--predictions=a.csv'], 'is for one size'),
-    (['--patch_size=3'], 'do not divide'),
-  ],
-)
-def test_what_cannot_be_measured_is_refused(digits_run, flags, error, capsys):
-  with pytest.raises(UserError, match=error):
-    run(capsys, f'--from={digits_run}', *flags)
-
-
-def test_only_an_accuracy_is_drawn(tmp_path, digits_run, capsys):
-  shots = ['--probe=few_shot', '--shots=1', '--train_split=train[:50%]']
-  curve = f'--plot={tmp_path}/curve.png'
-  with pytest.raises(UserError, match='the accuracy, which is not measured'):
-    run(capsys, f'--from={digits_run}', *shots, '--merge=0,1', curve)
-
-
-def test_probes_of_layers_see_no_merged_tokens(digits_run, capsys):
-  knn = ['--probe=knn', '--features=layers', '--train_split=train[:50%]']
-  with pytest.raises(UserError, match='a ViT that merges tokens: choose'):
-    run(capsys, f'--from={digits_run}', *knn, '--merge=0,1')
 
 
 def test_an_accuracy_may_have_no_interval(tmp_path):

@@ -28,7 +28,7 @@ def test_a_model_of_single_places_does_not_see_the_windows(
   size, window, overlap, pad
 ):
   images = np.random.default_rng(0).normal(size=(2, *size, 3))
-  found = windows.slide(
+  actual = windows.slide(
     same,
     images.astype(np.float32),
     window,
@@ -37,7 +37,7 @@ def test_a_model_of_single_places_does_not_see_the_windows(
     pad=pad,
     batch_size=3,
   )
-  np.testing.assert_allclose(found, images, atol=1e-5)
+  np.testing.assert_allclose(actual, images, atol=1e-5)
 
 
 def test_windows_cover_all_places_and_stay_inside():
@@ -45,8 +45,8 @@ def test_windows_cover_all_places_and_stay_inside():
     for window in range(1, size + 1):
       for stride in (1, 3, window):
         at = windows.starts((size,), (window,), (min(stride, window),))[:, 0]
-        seen = np.concatenate([np.arange(a, a + window) for a in at])
-        assert set(seen) == set(range(size))
+        covered = np.concatenate([np.arange(a, a + window) for a in at])
+        assert set(covered) == set(range(size))
 
 
 def test_the_model_sees_few_windows_at_once():
@@ -65,12 +65,12 @@ def test_views_of_an_image_give_its_probabilities_back():
   """A constant model: all views agree."""
   image = np.ones((6, 8, 3), np.float32)
   logits = np.array([0.0, 1.0, -1.0], np.float32)
-  found = windows.multi_scale(
+  actual = windows.multi_scale(
     lambda x: np.broadcast_to(logits, (*x.shape[:3], 3)), image, (0.5, 1, 2)
   )
   expected = np.exp(logits) / np.exp(logits).sum()
-  assert found.shape == (6, 8, 3)
-  np.testing.assert_allclose(found, np.broadcast_to(expected, (6, 8, 3)), 1e-5)
+  assert actual.shape == (6, 8, 3)
+  np.testing.assert_allclose(actual, np.broadcast_to(expected, (6, 8, 3)), 1e-5)
 
 
 def test_a_mirror_image_is_mirrored_back():
@@ -80,17 +80,17 @@ def test_a_mirror_image_is_mirrored_back():
   def columns(x):
     return np.broadcast_to(np.arange(4.0)[None, None, :, None], x.shape)
 
-  found = windows.view_logits(columns, image, True, (2, 4))
-  assert found[0, :, 0].tolist() == [3, 2, 1, 0]
+  actual = windows.view_logits(columns, image, True, (2, 4))
+  assert actual[0, :, 0].tolist() == [3, 2, 1, 0]
 
 
 @pytest.mark.parametrize('size', [(150, 9), (5, 200), (7, 11)])
 def test_the_most_likely_classes_are_those_of_resized_scores(size):
   scores = np.random.default_rng(0).normal(size=(7, 11, 4)).astype(np.float32)
-  whole = maps.resize(jnp.asarray(scores)[None], size)[0]
-  found = windows.most_likely(scores, size)
-  assert found.shape == size and found.dtype == np.int32
-  assert (found == np.asarray(whole).argmax(axis=-1)).mean() > 0.999
+  resized = maps.resize(jnp.asarray(scores)[None], size)[0]
+  actual = windows.most_likely(scores, size)
+  assert actual.shape == size and actual.dtype == np.int32
+  assert (actual == np.asarray(resized).argmax(axis=-1)).mean() > 0.999
 
 
 @pytest.mark.parametrize('size', [(7, 9), (5, 6, 7)])
@@ -104,13 +104,13 @@ def test_weighted_windows_are_the_same_compiled_and_slab_by_slab(size):
   def apply(x):
     return x * jnp.arange(1.0, 5.0)[:, None]
 
-  wanted = windows.slide(apply, images, window, stride, weights=weights)
+  expected = windows.slide(apply, images, window, stride, weights=weights)
   plain = windows.slide(apply, images, window, stride)
-  assert np.abs(wanted - plain).max() > 0.1
-  found = windows.slide_compiled(apply, images, window, stride, weights)
-  np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+  assert np.abs(expected - plain).max() > 0.1
+  actual = windows.slide_compiled(apply, images, window, stride, weights)
+  np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
   labels = windows.labels(apply, images[0], window, stride, weights)
-  np.testing.assert_array_equal(labels, wanted[0].argmax(axis=-1))
+  np.testing.assert_array_equal(labels, expected[0].argmax(axis=-1))
 
 
 def test_a_wide_gaussian_is_flatter():

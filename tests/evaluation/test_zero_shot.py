@@ -12,14 +12,14 @@ def test_images_near_their_prompts():
   images, expected = clusters.make(30, num_classes=3, seed=1)
   weights = zero_shot.class_weights(prompts, labels, 3)
   np.testing.assert_allclose(np.linalg.norm(weights, axis=1), 1, rtol=1e-6)
-  found = zero_shot.logits(images, weights, 100.0).argmax(axis=1)
-  np.testing.assert_array_equal(found, expected)
+  actual = zero_shot.logits(images, weights, 100.0).argmax(axis=1)
+  np.testing.assert_array_equal(actual, expected)
 
 
 def test_a_long_prompt_counts_as_one():
   x = np.array([[1.0, 0.0], [0.0, 9.0]], np.float32)
-  found = zero_shot.class_weights(x, np.array([0, 0]), 1)
-  np.testing.assert_allclose(found, [[0.5**0.5] * 2], rtol=1e-6)
+  actual = zero_shot.class_weights(x, np.array([0, 0]), 1)
+  np.testing.assert_allclose(actual, [[0.5**0.5] * 2], rtol=1e-6)
 
 
 def test_a_class_without_prompts():

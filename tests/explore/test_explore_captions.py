@@ -49,9 +49,9 @@ def test_they_have_one_form_in_all_pictures(tmp_path):
   lines = [f'{"abcde"[i]}, {p:.0%}' for i, p in zip(order, best, strict=True)]
   kinds.draw(subject, [*OF_IMAGES, 'attention'], tmp_path, lambda _: None)
   for name in OF_IMAGES:
-    shown = pixels(tmp_path, 'norms-2' if name == 'norms' else name)
+    picture = pixels(tmp_path, 'norms-2' if name == 'norms' else name)
     for line in (*lines, 'photo_of_a_', 'label e', 'label a', 'label b'):
-      assert lettering.shows(shown, line), (name, line)
+      assert lettering.shows(picture, line), (name, line)
   # In that of one image they are its title.
   title = f'{NAMES[2]} – {lines[2]} – label a'
   assert lettering.shows(pixels(tmp_path, 'attention-3'), title, bold=True)
@@ -70,9 +70,9 @@ def test_columns_and_scales_are_named(tmp_path):
     'positions-1': ['column 3', 'row 1', 'cosine similarity', '−1', '1'],
     'rollout': ['image', 'rollout'],
   }.items():
-    shown = pixels(tmp_path, file)
+    picture = pixels(tmp_path, file)
     for text in texts:
-      assert lettering.shows(shown, text), (file, text)
+      assert lettering.shows(picture, text), (file, text)
   tokens = 1 / numbers['attention']['uniform_attention']
   assert tokens == pytest.approx(
     9, rel=1e-4
@@ -88,13 +88,13 @@ def test_equal_attention_has_equal_colours(tmp_path):
   values = subject.captured.maps * 9  # of 9 tokens
   table = style.colour_table(style.HEAT)
   for image in (0, 3):
-    shown = pixels(tmp_path, f'attention-{image + 1}')
+    picture = pixels(tmp_path, f'attention-{image + 1}')
     for layer, head in ((0, 1), (2, 0)):
       share = np.clip(values[layer, image, head] / high, 0, 1)
       expected = table[np.round(share * 255).astype(int)]
       side = tiles.tile_shape((8, 16), (2, 4), 4)[0] // 2
       tile = expected.repeat(side, axis=0).repeat(side, axis=1)
-      unlike = cv2.matchTemplate(shown, tile, cv2.TM_SQDIFF_NORMED)
+      unlike = cv2.matchTemplate(picture, tile, cv2.TM_SQDIFF_NORMED)
       assert unlike.min() < 1e-6, (image, layer, head)
 
 

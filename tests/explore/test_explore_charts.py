@@ -64,9 +64,9 @@ def test_tiles_have_whole_pixels_for_each_patch(image, grid, columns):
 
 def test_a_chosen_patch_has_a_frame():
   image = np.zeros((40, 40, 3), np.uint8)
-  found = tiles.mark(image, (1, 0), (2, 2)).any(axis=-1)
-  assert found[18:, :22].any() and not found[:15].any()
-  assert not found[24:36, 4:16].any()  # the patch is seen
+  actual = tiles.mark(image, (1, 0), (2, 2)).any(axis=-1)
+  assert actual[18:, :22].any() and not actual[:15].any()
+  assert not actual[24:36, 4:16].any()  # the patch is seen
   assert not image.any()
 
 
@@ -105,11 +105,11 @@ def test_the_norms_of_any_range_have_numbers(style):
   for low, high in ((7, 42), (2, 3), (21, 29), (9, 44), (0.4, 900)):
     norms = np.linspace(low, high, 6)[:, None] * np.ones(3)
     figure = charts.norms_by_depth(norms, {'class token': norms[:, 0]})
-    found = extents(figure)
+    actual = extents(figure)
     box = figure.axes[0].get_window_extent()
     numbers = [
       text
-      for text, there in found
+      for text, there in actual
       if there.x1 <= box.x0 and text[0].isdigit() and box.y0 < there.y1 < box.y1
     ]
     assert 3 <= len(numbers) <= 12, (low, high, numbers)

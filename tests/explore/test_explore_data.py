@@ -60,17 +60,17 @@ def model_images(config, step):
 
   @jax.jit
   def run(params, batch):
-    seen = []
+    inputs_seen = []
 
     def look(call, args, kwargs, context):
       if context.method_name == '__call__' and not context.module.path:
-        seen.append(args[0])
+        inputs_seen.append(args[0])
       return call(*args, **kwargs)
 
     with nn.intercept_methods(look):
       before = state.replace(params=params)
       step_lib.train_step(e.program.setup, before, batch, step)
-    return seen[0]
+    return inputs_seen[0]
 
   # Images do not depend on them.
   params = jax.eval_shape(e.program.objective.init, jax.random.key(0))
@@ -80,11 +80,11 @@ def model_images(config, step):
 
 def test_it_is_what_the_model_is_fed():
   config = tiny.config(**MIXED)
-  wanted = model_images(config, 5) * np.float32(0.3) + np.float32(0.4)
-  found = model_inputs.load(config, 5, 7)  # of 16; the last with its neighbour
-  np.testing.assert_allclose(found.images['image'], wanted[:7], atol=1e-5)
-  assert len(found.captions) == 7
-  assert any(re.search(r'\d+% class \d', x) for x in found.captions)
+  expected = model_images(config, 5) * np.float32(0.3) + np.float32(0.4)
+  actual = model_inputs.load(config, 5, 7)  # of 16; the last with its neighbour
+  np.testing.assert_allclose(actual.images['image'], expected[:7], atol=1e-5)
+  assert len(actual.captions) == 7
+  assert any(re.search(r'\d+% class \d', x) for x in actual.captions)
 
 
 def test_sheet_of_digits(run):
@@ -110,8 +110,8 @@ def test_sheet_of_a_folder(run, tmp_path):
   flags = tiny.flags(**changes)
   picture, out = run(*flags, '--count=3', '--step=7')
   assert out == 'runs/data-digits-7.png\n' and picture.shape[1] > 3 * 192
-  found = model_inputs.load(tiny.config(**changes), 7, 3).captions
-  for caption in found:
+  actual = model_inputs.load(tiny.config(**changes), 7, 3).captions
+  for caption in actual:
     lines = caption.split(',\n')
     shares = [int(line.split('%')[0]) for line in lines if '%' in line]
     assert sum(shares) in ((99, 100, 101) if shares else (0,))
@@ -121,13 +121,13 @@ def test_sheet_of_a_folder(run, tmp_path):
 def test_crops_and_masks_are_those_of_the_method():
   """Of iBOT's kind each global crop has a mask, and of MAE the image."""
   config = config_lib.load(f'{tiny.ROOT}/configs/digits_dinov2.py')
-  found = model_inputs.load(config, 3, 4)
+  actual = model_inputs.load(config, 3, 4)
   names = ['global 1', 'global 2', 'local 1', 'local 2']
-  assert list(found.images) == names
-  assert found.images['local 1'].shape[1] < found.images['global 1'].shape[1]
-  assert list(found.hidden) == names[:2]
-  assert any(mask.any() for mask in found.hidden.values())
-  pixels = model_inputs.sheet(found)
+  assert list(actual.images) == names
+  assert actual.images['local 1'].shape[1] < actual.images['global 1'].shape[1]
+  assert list(actual.hidden) == names[:2]
+  assert any(mask.any() for mask in actual.hidden.values())
+  pixels = model_inputs.sheet(actual)
   for head in (*names, 'global 2, masked'):
     assert lettering.shows(pixels, head), head
   config = config_lib.load(f'{tiny.ROOT}/configs/digits_mae.py')
@@ -139,12 +139,12 @@ def test_crops_and_masks_are_those_of_the_method():
 
 def test_label_maps_are_beside_their_images():
   config = config_lib.load(f'{tiny.ROOT}/configs/scenes_setr.py')
-  found = model_inputs.load(config, 0, 2)
-  (labels,) = found.maps.values()
-  assert labels.shape == found.images['image'].shape[:-1]
-  pixels = model_inputs.sheet(found)
+  actual = model_inputs.load(config, 0, 2)
+  (labels,) = actual.maps.values()
+  assert labels.shape == actual.images['image'].shape[:-1]
+  pixels = model_inputs.sheet(actual)
   assert lettering.shows(pixels, 'background')
-  names = found.features['map'].names
+  names = actual.features['map'].names
   for i in set(np.unique(labels).tolist()) - {0} & set(range(len(names))):
     colour = style.label_colours(names)[i]
     assert (pixels == colour).all(axis=-1).sum() > 100

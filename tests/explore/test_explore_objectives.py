@@ -7,6 +7,7 @@ import pathlib
 import commands
 import jax
 import jax.numpy as jnp
+import methods
 import numpy as np
 import planted
 import pytest
@@ -30,47 +31,11 @@ from vit_jax.plots import tiles
 from vit_jax.runs import restoring
 from vit_jax.train import loop
 
-RUN = {
-  'train__duration': '2 steps',
-  'evals__val__split': '',
-  'optim__warmup': '0 steps',
-}
-PATCHES = {'model__name': 'ViT-Ti/2', 'model__pool': 'token'}
-MASKED = PATCHES | {'model__mask_token': True}
-HEADS = {
-  'local_crops': 0,
-  'prototypes': 16,
-  'head_hidden': 8,
-  'bottleneck': 4,
-}
-METHODS = {
-  'mae': (
-    PATCHES,
-    {'decoder_width': 8, 'decoder_depth': 1, 'decoder_heads': 2},
-  ),
-  'beit': (MASKED, {'tokens': 24, 'masked': 6, 'block_least': 2}),
-  'dinov2': (MASKED | {'train__ema_decay': 0.0}, HEADS),
-  'tokenizer': (PATCHES, {'tokens': 24, 'decoder_depth': 1}),
-}
-IGPT = {
-  'model__name': 'iGPT-S(colours=4)',
-  'model__pool': None,  # a ViT's
-  'data__image_size': 4,
-}
 
-
-def run(path, method, overrides, options):
-  config = tiny.config(objective__name=method, **RUN, **overrides)
-  config.objective.options.update(options)
-  assert loop.run(config, str(path)).status == 0
-  return path
-
-
-@pytest.fixture(scope='module', params=METHODS)
-def finished(request, tmp_path_factory):
+@pytest.fixture(params=['mae', 'beit', 'dinov2', 'tokenizer'])
+def finished(request, method_run):
   """A method, and the work directory of its run."""
-  path = tmp_path_factory.mktemp('method') / 'run'
-  return request.param, run(path, request.param, *METHODS[request.param])
+  return request.param, method_run(request.param)
 
 
 def digits(vit, count=3):
@@ -84,17 +49,17 @@ def digits(vit, count=3):
 def columns_of(path):
   """Returns the images, and what the objective shows of them, by name."""
   vit = vit_jax.load(path)
-  known = vit.preprocess.features.items()
-  made = objectives.create(
-    vit.trained_with, {k: features_lib.from_dict(x) for k, x in known}
+  kinds = vit.preprocess.features.items()
+  objective = objectives.create(
+    vit.trained_with, {k: features_lib.from_dict(x) for k, x in kinds}
   )
   params = subtrees.joined(
     vit.params, vit.preprocess.trunk, vit.objective_params
   )
   images = digits(vit)
   extra = jax.tree.map(jnp.asarray, restoring.restore_extra(vit.origin.path))
-  found = made.pictures(params, extra, images, rng())
-  return made, params, extra, images, {x.name: x for x in found}
+  actual = objective.pictures(params, extra, images, rng())
+  return objective, params, extra, images, {x.name: x for x in actual}
 
 
 def rng():
@@ -105,44 +70,44 @@ def patches(images):
   return embedding.patches(np.asarray(images), (2, 2))
 
 
-def of_mae(made, params, extra, images, found):
-  mask = np.asarray(found['masked'].hidden)
+def of_mae(objective, params, extra, images, actual):
+  mask = np.asarray(actual['masked'].hidden)
   assert (mask.sum(axis=1) == 12).all()  # of 16 patches
-  drawn, own = patches(found['reconstruction'].images), patches(images)
-  np.testing.assert_array_equal(drawn[~mask], own[~mask])
+  drawn, originals = patches(actual['reconstruction'].images), patches(images)
+  np.testing.assert_array_equal(drawn[~mask], originals[~mask])
   # As in training, and predictions in the scale of the patch.
-  masks = made._masks(rng().fold(objectives.Purpose.OBJECTIVE).per_row())
+  masks = objective._masks(rng().fold(objectives.Purpose.OBJECTIVE).per_row())
   np.testing.assert_array_equal(masks.removed > 0, mask)
-  predicted = np.asarray(made.predict(params, images, masks))
-  spread = np.sqrt(own.var(axis=-1, ddof=1, keepdims=True) + 1e-6)
-  predicted = predicted * spread + own.mean(axis=-1, keepdims=True)
+  predicted = np.asarray(objective.predict(params, images, masks))
+  spread = np.sqrt(originals.var(axis=-1, ddof=1, keepdims=True) + 1e-6)
+  predicted = predicted * spread + originals.mean(axis=-1, keepdims=True)
   np.testing.assert_allclose(drawn[mask], predicted[mask], atol=1e-5)
 
 
-def of_beit(made, params, extra, images, found):
-  mask = np.asarray(found['masked'].hidden)
+def of_beit(objective, params, extra, images, actual):
+  mask = np.asarray(actual['masked'].hidden)
   codes = np.asarray(extra['tokenizer']['codes'])
   assert 2 <= mask.sum(axis=1).min() <= mask.sum(axis=1).max() <= 6
   distance = ((patches(images)[:, :, None] - codes) ** 2).sum(axis=-1)
-  tokens = patches(found['tokens'].images)
+  tokens = patches(actual['tokens'].images)
   np.testing.assert_array_equal(tokens, codes[distance.argmin(axis=-1)])
-  predicted = patches(found['predicted'].images)
+  predicted = patches(actual['predicted'].images)
   np.testing.assert_array_equal(predicted[~mask], tokens[~mask])
-  known = {code.tobytes() for code in codes}
-  assert {x.tobytes() for x in predicted[mask]} <= known
+  kinds = {code.tobytes() for code in codes}
+  assert {x.tobytes() for x in predicted[mask]} <= kinds
 
 
-def of_dinov2(made, params, extra, images, found):
-  masks = np.asarray(made.draw_masks(rng()))
+def of_dinov2(objective, params, extra, images, actual):
+  masks = np.asarray(objective.draw_masks(rng()))
   assert masks.any() and not masks.all()
   for i, name in enumerate(('first crop', 'second crop')):
-    np.testing.assert_array_equal(found[name].hidden, masks[:, i])
-    np.testing.assert_array_equal(found[name].images, images)
+    np.testing.assert_array_equal(actual[name].hidden, masks[:, i])
+    np.testing.assert_array_equal(actual[name].images, images)
 
 
-def of_tokenizer(made, params, extra, images, found):
-  error = made.outputs(params, {'image': images})['loss']
-  drawn = found['from tokens'].images
+def of_tokenizer(objective, params, extra, images, actual):
+  error = objective.outputs(params, {'image': images})['loss']
+  drawn = actual['from tokens'].images
   mean = ((drawn - images) ** 2).mean(axis=(1, 2, 3))
   np.testing.assert_allclose(mean, error, rtol=1e-4)
 
@@ -158,13 +123,13 @@ CHECKS = {
 @pytest.mark.slow
 def test_what_a_method_shows(finished):
   method, path = finished
-  made, params, extra, images, found = columns_of(path)
-  assert made.pictures_caption.endswith('.')
-  np.testing.assert_array_equal(found['original'].images, images)
-  for column in found.values():
+  objective, params, extra, images, actual = columns_of(path)
+  assert objective.pictures_caption.endswith('.')
+  np.testing.assert_array_equal(actual['original'].images, images)
+  for column in actual.values():
     assert column.images.shape == images.shape
     assert np.isfinite(column.images).all()
-  CHECKS[method](made, params, extra, images, found)
+  CHECKS[method](objective, params, extra, images, actual)
 
 
 def explored(capsys, *args):
@@ -200,14 +165,18 @@ def test_the_report_of_a_run(finished, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_beit_of_a_trained_tokenizer(tmp_path):
-  tokenizer = run(tmp_path / 't', 'tokenizer', *METHODS['tokenizer'])
-  overrides, options = METHODS['beit']
-  overrides = overrides | {'data__mean': (0.1,), 'data__std': (0.3,)}
-  path = run(
-    tmp_path / 'run', 'beit', overrides, options | {'tokenizer': str(tokenizer)}
+def test_beit_of_a_trained_tokenizer(method_run, tmp_path):
+  tokenizer = method_run('tokenizer')
+  config = methods.config(
+    'beit',
+    {'tokenizer': str(tokenizer)},
+    data__mean=(0.1,),
+    data__std=(0.3,),
+    train__duration='1 steps',
+    optim__warmup='0 steps',
   )
-  _, _, _, images, found = columns_of(path)
+  assert loop.run(config, str(tmp_path)).status == 0
+  _, _, _, images, actual = columns_of(tmp_path)
   its = columns_of(tokenizer)
   # Both see the same pixels, and so draw the same, each in its own scale.
   pixels = images * 0.3 + 0.1
@@ -215,13 +184,13 @@ def test_beit_of_a_trained_tokenizer(tmp_path):
   mean, std = stored.mean, stored.std
   np.testing.assert_allclose(its[3] * std + mean, pixels, atol=1e-6)
   np.testing.assert_allclose(
-    np.asarray(found['tokens'].images) * 0.3 + 0.1,
+    np.asarray(actual['tokens'].images) * 0.3 + 0.1,
     np.asarray(its[4]['from tokens'].images) * std + mean,
     atol=1e-5,
   )
 
 
-def test_why_there_is_no_picture_of_a_method(digits_run, tmp_path, capsys):
+def test_why_there_is_no_picture_of_a_method(digits_run, method_run):
   def reason(vit):
     images = examples_lib.Images(('a',), ('',), digits(vit, 1), [None], 1)
     options = subject_lib.Options((0, 0), (0,), (), None, same_order=False)
@@ -233,14 +202,13 @@ def test_why_there_is_no_picture_of_a_method(digits_run, tmp_path, capsys):
   vit = vit_jax.load(digits_run)
   assert 'classification, has no pictures' in reason(vit)
   assert 'is of a file' in reason(dataclasses.replace(vit, trained_with=None))
-  path = run(tmp_path / 'run', 'mae', *METHODS['mae'])
-  larger = vit_jax.load(path, image_size=12)
+  larger = vit_jax.load(method_run('mae'), image_size=12)
   assert 'leave --image_size' in reason(larger)
 
 
 @pytest.mark.slow
-def test_an_igpt_draws_and_completes(tmp_path, capsys):
-  path = run(tmp_path / 'run', 'igpt', IGPT, {})
+def test_an_igpt_draws_and_completes(method_run, tmp_path, capsys):
+  path = method_run('igpt')
   names = 'attention,segments,relevance,neighbors,objective,samples,completions'
   page = explored(
     capsys,
@@ -260,12 +228,12 @@ def test_an_igpt_draws_and_completes(tmp_path, capsys):
 def test_covered_patches():
   image = np.full((4, 6, 3), 200, np.uint8)
   hidden = np.array([[True, False, False]])
-  found = tiles.cover(image, hidden)
-  assert (found[:, 2:] == 200).all()
-  assert len(np.unique(found[:, :2].reshape(-1, 3), axis=0)) == 1
-  assert np.ptp(found[0, 0].astype(int)) > 20  # no grey
+  actual = tiles.cover(image, hidden)
+  assert (actual[:, 2:] == 200).all()
+  assert len(np.unique(actual[:, :2].reshape(-1, 3), axis=0)) == 1
+  assert np.ptp(actual[0, 0].astype(int)) > 20  # no grey
   half = tiles.cover(image, hidden, 0.5)
-  np.testing.assert_allclose(half[0, 0], found[0, 0] / 2 + 100, atol=1)
+  np.testing.assert_allclose(half[0, 0], actual[0, 0] / 2 + 100, atol=1)
 
 
 def test_the_demo_of_dino_has_a_class_token():

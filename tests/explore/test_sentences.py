@@ -28,8 +28,8 @@ def loaded(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def page(loaded):
-  other = viewer_lib.Viewer(page_server.load(), 'without')
-  viewers = [viewer_lib.Viewer(loaded, 'pairs'), other]
+  viewer = viewer_lib.Viewer(page_server.load(), 'without')
+  viewers = [viewer_lib.Viewer(loaded, 'pairs'), viewer]
   with page_server.serving(viewers) as address:
     yield address
 
@@ -44,10 +44,10 @@ def fit(page, data, model=0):
 
 
 def embeddings(loaded, images, texts):
-  found = embedder_lib.Embedder(loaded, len(images))
-  params = found.params
-  image = found.towers.embed(params, 'image', images)
-  return np.asarray(image), found.texts(texts, 'texts')
+  actual = embedder_lib.Embedder(loaded, len(images))
+  params = actual.params
+  image = actual.towers.embed(params, 'image', images)
+  return np.asarray(image), actual.texts(texts, 'texts')
 
 
 @pytest.mark.slow
@@ -60,29 +60,29 @@ def test_models_say_whether_they_read_texts(page):
 def test_sentences_are_compared_as_the_library_does(page, loaded):
   answer = fit(page, body())
   assert answer.status_code == 200, answer.text
-  found = page_server.unpack(answer.content)
+  actual = page_server.unpack(answer.content)
   x = loaded.preprocess(PICTURE)
   image, texts = embeddings(loaded, x, TEXTS)
-  listed = found['sentences']
-  shares = [each['probability'] for each in listed]
+  listed = actual['sentences']
+  shares = [sentence['probability'] for sentence in listed]
   assert shares == sorted(shares, reverse=True)
   assert sum(shares) == pytest.approx(1, abs=1e-5)
-  for each in listed:
-    assert each['text'] == TEXTS[each['index']]
-    wanted = float(image[0] @ texts[each['index']])
-    assert each['cosine'] == pytest.approx(wanted, abs=1e-5)
+  for sentence in listed:
+    assert sentence['text'] == TEXTS[sentence['index']]
+    expected = float(image[0] @ texts[sentence['index']])
+    assert sentence['cosine'] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_place_adds_what_is_lost_without_it(page, loaded):
-  found = page_server.unpack(fit(page, body()).content)['places']
+  actual = page_server.unpack(fit(page, body()).content)['places']
   x = loaded.preprocess(PICTURE)
   hidden = np.repeat(x, 4, axis=0)
   for i, (row, column) in enumerate(np.ndindex(2, 2)):
     hidden[i, 4 * row : 4 * row + 4, 4 * column : 4 * column + 4] = 0
   image, texts = embeddings(loaded, np.concatenate([x, hidden]), TEXTS)
-  wanted = texts @ image[:1].T - texts @ image[1:].T
-  assert found.shape == (3, 2, 2)
-  np.testing.assert_allclose(found.reshape(3, 4), wanted, atol=1e-5)
+  expected = texts @ image[:1].T - texts @ image[1:].T
+  assert actual.shape == (3, 2, 2)
+  np.testing.assert_allclose(actual.reshape(3, 4), expected, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -91,12 +91,12 @@ def test_each_sentence_of_siglip_has_its_own_probability(tmp_path):
   loaded = page_server.pairs_run(tmp_path / 'run', **options)
   viewer = viewer_lib.Viewer(loaded, 'it')
   assert viewer.describe()['texts'] == 'each'
-  one, two = (
+  alone, two = (
     page_server.unpack(viewer.fit(PICTURE, text, '{}'))['sentences']
     for text in ('a 3', 'a 3,a 8')
   )
   again = {x['text']: x['probability'] for x in two}
-  assert again['a 3'] == pytest.approx(one[0]['probability'], rel=1e-4)
+  assert again['a 3'] == pytest.approx(alone[0]['probability'], rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +142,6 @@ def test_bad_requests_get_one_line(page, data, model, status, line):
   [((2, 3), 6), ((8, 8), 64), ((14, 14), 49), ((7, 1), 7), ((32, 32), 64)],
 )
 def test_places_are_at_most_64(grid, places):
-  found = sentences.windows(grid)
-  assert found.shape == grid
-  assert sorted(np.unique(found)) == list(range(places))
+  actual = sentences.windows(grid)
+  assert actual.shape == grid
+  assert sorted(np.unique(actual)) == list(range(places))

@@ -38,20 +38,22 @@ def seen_by(vit):
 )
 def test_maps_are_the_librarys(fields):
   vit = page_server.load(**fields)
-  seen = seen_by(vit)
+  answer = seen_by(vit)
   x = vit.preprocess(PICTURE)
   h, w = features.patch_grid(vit)
-  found = seen['weights'] * seen['peaks'][..., None] / 255
-  maps, rolled = found[:-1].reshape(3, 2, 1 + h * w, h, w), found[-1]
+  actual = answer['weights'] * answer['peaks'][..., None] / 255
+  maps, rolled = actual[:-1].reshape(3, 2, 1 + h * w, h, w), actual[-1]
   # A half of a 255th of the largest.
-  near = {'rtol': 0, 'atol': 0.51 / 255 * seen['peaks'].max()}
+  tolerance = {'rtol': 0, 'atol': 0.51 / 255 * answer['peaks'].max()}
   start = explore.attention_maps(vit, x)[:, 0]
-  np.testing.assert_allclose(maps[:, :, 0], start, **near)
+  np.testing.assert_allclose(maps[:, :, 0], start, **tolerance)
   row, column = h - 1, w // 2
   chosen = explore.attention_maps(vit, x, query=(row, column))[:, 0]
-  np.testing.assert_allclose(maps[:, :, 1 + row * w + column], chosen, **near)
+  np.testing.assert_allclose(
+    maps[:, :, 1 + row * w + column], chosen, **tolerance
+  )
   rollout = explore.attention_rollout(vit, x)[0]
-  np.testing.assert_allclose(rolled[0].reshape(h, w), rollout, **near)
+  np.testing.assert_allclose(rolled[0].reshape(h, w), rollout, **tolerance)
 
 
 @pytest.mark.parametrize('channels', [1, 3, 4])
@@ -71,8 +73,8 @@ def test_the_most_probable_classes_are_named():
   assert [x['index'] for x in top] == order
   names = [*page_server.CLASSES, *(f'class {i}' for i in range(3, 7))]
   assert [x['name'] for x in top] == [names[i] for i in order]
-  found = [x['probability'] for x in top]
-  np.testing.assert_allclose(found, probabilities[order], rtol=1e-3)
+  actual = [x['probability'] for x in top]
+  np.testing.assert_allclose(actual, probabilities[order], rtol=1e-3)
 
 
 def predicting(feature, **facts):
@@ -93,11 +95,11 @@ def test_labels_that_go_together_have_probabilities_of_their_own():
   order = np.argsort(-logits)[:5].tolist()
   top = seen_by(vit)['top']
   assert [x['name'] for x in top] == ['abcdefg'[i] for i in order]
-  found = [x['probability'] for x in top]
-  wanted = 1 / (1 + np.exp(-logits[order]))
-  np.testing.assert_allclose(found, wanted, rtol=1e-3)
+  actual = [x['probability'] for x in top]
+  expected = 1 / (1 + np.exp(-logits[order]))
+  np.testing.assert_allclose(actual, expected, rtol=1e-3)
   drawn = predictions.probabilities(vit, logits[None])[0, order]
-  np.testing.assert_allclose(drawn, wanted, rtol=1e-3)
+  np.testing.assert_allclose(drawn, expected, rtol=1e-3)
 
 
 def test_numbers_have_no_probabilities():
@@ -106,15 +108,15 @@ def test_numbers_have_no_probabilities():
   numbers = vit.outputs(PICTURE)['numbers'][0]
   top = seen_by(vit)['top']
   assert [x['name'] for x in top] == list('abcdefg')
-  found = [x['number'] for x in top]
-  np.testing.assert_allclose(found, numbers, rtol=1e-3)
+  actual = [x['number'] for x in top]
+  np.testing.assert_allclose(actual, numbers, rtol=1e-3)
   with pytest.raises(UserError, match='predicts numbers'):
     predictions.probabilities(vit, vit.predict(PICTURE))
 
 
 def test_a_model_without_a_head_names_nothing():
-  seen = seen_by(page_server.load(num_classes=0))
-  assert seen['top'] == [] and seen['weights'].size
+  answer = seen_by(page_server.load(num_classes=0))
+  assert answer['top'] == [] and answer['weights'].size
 
 
 @pytest.mark.parametrize(
@@ -124,8 +126,8 @@ def test_without_attention_predictions_are_shown_alone(name, why):
   vit = page_server.load(name)
   described = viewer_lib.Viewer(vit, 'it').describe()
   assert described['heads'] == 0 and why in described['note']
-  seen = seen_by(vit)
-  assert set(seen) == {'top', 'pixels'} and len(seen['top']) == 5
+  answer = seen_by(vit)
+  assert set(answer) == {'top', 'pixels'} and len(answer['top']) == 5
 
 
 @pytest.mark.parametrize(
@@ -139,11 +141,11 @@ def test_attention_that_is_too_large_is_averaged_or_left_out(
   vit = page_server.load()  # of 24 patches in 3 layers
   described = viewer_lib.Viewer(vit, 'it').describe()
   assert described['heads'] == heads and note in described['note']
-  seen = seen_by(vit)
-  assert len(seen['top']) == 5 and ('weights' in seen) == bool(heads)
+  answer = seen_by(vit)
+  assert len(answer['top']) == 5 and ('weights' in answer) == bool(heads)
   if heads == 1:
-    assert seen['weights'].shape == (3 + 1, 25, 24)
-    peaks, weights = seen['peaks'], seen['weights']
+    assert answer['weights'].shape == (3 + 1, 25, 24)
+    peaks, weights = answer['peaks'], answer['weights']
     mean = explore.attention_maps(vit, vit.preprocess(PICTURE))[:, 0].mean(1)
     np.testing.assert_allclose(
       weights[:-1, 0] * peaks[:-1, 0, None] / 255,

@@ -133,18 +133,18 @@ def test_more_tokens_fit_where_a_chip_has_more_memory(
 def test_gpus_get_what_works(
   platform, device, expected, implementation, on, monkeypatch
 ):
-  attend, taken = jax.nn.dot_product_attention, []
+  attend, kernels_taken = jax.nn.dot_product_attention, []
 
-  def recording(*args, implementation, **how):
-    taken.append(implementation)
-    return attend(*args, **how)
+  def recording(*args, implementation, **kwargs):
+    kernels_taken.append(implementation)
+    return attend(*args, **kwargs)
 
   monkeypatch.setattr(jax.nn, 'dot_product_attention', recording)
   on(platform, device_kind='', **device)
   if platform != 'gpu' and implementation == 'cudnn':
     pytest.skip('only who asks for cuDNN gets it there')
   trace(implementation=implementation, dtype=jnp.bfloat16)
-  assert ('cudnn' in taken) == (expected == 'cudnn')
+  assert ('cudnn' in kernels_taken) == (expected == 'cudnn')
 
 
 def test_auto_says_in_the_log_what_it_takes(on, monkeypatch):
@@ -169,19 +169,19 @@ def test_auto_says_in_the_log_what_it_takes(on, monkeypatch):
 def softmax_types(implementation):
   """Types of the exponentials in a layer that computes in bfloat16."""
   traced = trace(implementation=implementation, dtype=jnp.bfloat16)
-  found = set()
+  actual = set()
 
   def visit(jaxpr):
     for equation in jaxpr.eqns:
       if equation.primitive.name == 'exp' and equation.outvars[0].aval.ndim > 1:
-        found.add(equation.outvars[0].aval.dtype.name)
+        actual.add(equation.outvars[0].aval.dtype.name)
       for value in jax.tree.leaves(equation.params):
         for inner in (value, getattr(value, 'jaxpr', None)):
           if hasattr(inner, 'eqns'):
             visit(inner)
 
   visit(traced.jaxpr.jaxpr)
-  return found
+  return actual
 
 
 @pytest.mark.parametrize(

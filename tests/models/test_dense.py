@@ -62,7 +62,7 @@ def check_there_and_back(rules, params):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  ('kind', 'factor', 'others'),
+  ('kind', 'factor', 'finer'),
   [
     ('linear', 1, []),
     ('naive', 4, [4] * 3),
@@ -70,7 +70,7 @@ def check_there_and_back(rules, params):
     ('mla', 4, [1] * 4),
   ],
 )
-def test_a_head_draws_a_finer_grid(kind, factor, others):
+def test_a_head_draws_a_finer_grid(kind, factor, finer):
   levels = [
     jax.random.normal(jax.random.key(i), (2, 2, 3, 8)) for i in range(4)
   ]
@@ -79,7 +79,7 @@ def test_a_head_draws_a_finer_grid(kind, factor, others):
   apply = jax.jit(module.apply, static_argnames=('train', 'mutable'))
   logits, auxiliary = apply({'params': params}, levels)
   assert logits.shape == (2, 2 * factor, 3 * factor, 5)
-  assert [x.shape[1:3] for x in auxiliary] == [(2 * n, 3 * n) for n in others]
+  assert [x.shape[1:3] for x in auxiliary] == [(2 * n, 3 * n) for n in finer]
   _, changed = apply(
     {'params': params}, levels, train=True, mutable=('statistics',)
   )
@@ -91,13 +91,13 @@ def test_a_head_draws_a_finer_grid(kind, factor, others):
 
 def test_levels_of_mla_have_their_own_number_of_channels():
   levels = [jnp.ones((1, 2, 3, 8))] * 4
-  for given, wanted in ((0, 4), (3, 3)):
-    module = setr.SETR('mla', 5, channels=8, level_channels=given)
+  for level_channels, expected in ((0, 4), (3, 3)):
+    module = setr.SETR('mla', 5, channels=8, level_channels=level_channels)
     params = jax.eval_shape(module.init, jax.random.key(0), levels)['params']
     kernel = params['decode']['levels_2_1']['conv']['kernel']
-    assert kernel.shape == (3, 3, wanted, wanted)
+    assert kernel.shape == (3, 3, expected, expected)
     assert params['decode']['classifier']['dense']['kernel'].shape == (
-      4 * wanted,
+      4 * expected,
       5,
     )
 
@@ -127,9 +127,9 @@ def test_trans2seg_there_and_back():
     trans2seg.Trans2Seg, num_classes=3, channels=4, **sizes
   )
   params = fresh(module, deep, fine)
-  found = jax.jit(module.apply)({'params': params}, deep, fine)
-  assert found['logits'].shape == (2, 4, 6, 3)
-  assert found['masks_1'].shape == (2, 3, 2, 6)
+  actual = jax.jit(module.apply)({'params': params}, deep, fine)
+  assert actual['logits'].shape == (2, 4, 6, 3)
+  assert actual['masks_1'].shape == (2, 3, 2, 6)
   check_there_and_back(trans2seg_names.RULES, params)
 
 
@@ -138,7 +138,7 @@ def test_levels_are_the_tokens_of_all_layers():
   unrolled, scanned = trunk_of(), trunk_of(scan=True)
   # Small ones, so that tokens do not grow from layer to layer.
   params = jax.tree.map(lambda x: x / 8, fresh(unrolled, images))
-  found = {}
+  actual = {}
   for name, model, p, collection in (
     ('all', unrolled, params, 'intermediates'),
     ('levels', unrolled, params, 'levels'),
@@ -147,11 +147,11 @@ def test_levels_are_the_tokens_of_all_layers():
     _, state = compiled.apply(
       model, {'params': p}, images, method='trunk', mutable=(collection,)
     )
-    found[name] = state[collection]
-  assert found['levels'].keys() == {'tokens'}
+    actual[name] = state[collection]
+  assert actual['levels'].keys() == {'tokens'}
   for name in ('levels', 'scanned'):
     np.testing.assert_allclose(
-      found[name]['tokens'], found['all']['tokens'], atol=1e-5
+      actual[name]['tokens'], actual['all']['tokens'], atol=1e-5
     )
 
 
@@ -161,12 +161,12 @@ def test_a_volume_is_like_an_image_of_depth_one():
   flat, deep = trunk_of(), trunk_of(patch_size=(1, 2, 2))
   params = fresh(flat, images)
   kernel = params['patch_embedding']['kernel'][None]
-  other = params | {
+  deep_params = params | {
     'patch_embedding': params['patch_embedding'] | {'kernel': kernel}
   }
   np.testing.assert_allclose(
     compiled.apply(flat, {'params': params}, images),
-    compiled.apply(deep, {'params': other}, images[:, None]),
+    compiled.apply(deep, {'params': deep_params}, images[:, None]),
     atol=1e-5,
   )
 
@@ -189,12 +189,12 @@ def test_resizing_keeps_a_plane():
   """Linear interpolation reproduces a linear function between the centres."""
   y, x = np.mgrid[:5, :7].astype(np.float32)
   plane = jnp.asarray(2 * y - 3 * x)[None, ..., None]
-  found = maps.resize(plane, (9, 13), align_corners=True)[0, ..., 0]
+  actual = maps.resize(plane, (9, 13), align_corners=True)[0, ..., 0]
   y, x = np.mgrid[:9, :13] / 2
-  np.testing.assert_allclose(found, 2 * y - 3 * x, atol=1e-5)
-  inside = maps.scaled(plane, 2)[0, 1:-1, 1:-1, 0]
+  np.testing.assert_allclose(actual, 2 * y - 3 * x, atol=1e-5)
+  interior = maps.scaled(plane, 2)[0, 1:-1, 1:-1, 0]
   y, x = (np.mgrid[1:9, 1:13] + 0.5) / 2 - 0.5
-  np.testing.assert_allclose(inside, 2 * y - 3 * x, atol=1e-5)
+  np.testing.assert_allclose(interior, 2 * y - 3 * x, atol=1e-5)
 
 
 @pytest.mark.parametrize('factor', [2, 3, 4])
@@ -228,12 +228,12 @@ def test_a_convolution_and_its_gradients_are_the_plain_ones(shape, size):
     result, pull = jax.vjp(convolve, x, kernel)
     return result, *pull(gradient)
 
-  for found, expected in zip(
+  for actual, expected in zip(
     result_and_gradients(maps.convolve),
     result_and_gradients(plain),
     strict=True,
   ):
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_accelerators_convolve_volumes_in_one_operation():

@@ -47,14 +47,14 @@ def test_mimetic_initialisation(scan):
     tiny(initializers=name, hidden_size=d, scan=scan)
     for name in ('mimetic', 'vit')
   )
-  found = start(mimetic, key)
+  actual = start(mimetic, key)
   if scan:
-    found = layouts.unstack_layers(found)
-  flat, others = (
+    actual = layouts.unstack_layers(actual)
+  flat, paper_params = (
     flax.traverse_util.flatten_dict(x, sep='/')
-    for x in (found, start(paper.clone(scan=False), key))
+    for x in (actual, start(paper.clone(scan=False), key))
   )
-  changed = {k for k in flat if (flat[k] != others[k]).any()}
+  changed = {k for k in flat if (flat[k] != paper_params[k]).any()}
   names = ('attention/qkv/kernel', 'attention/out/kernel')
   assert changed == {f'blocks_{i}/{name}' for i in range(3) for name in names}
   products = []
@@ -71,25 +71,3 @@ def test_mimetic_initialisation(scan):
     noise = values[~np.eye(d, dtype=bool)]
     assert noise.std() == pytest.approx(0.4 / d**0.5, rel=0.1)
   assert not np.allclose(products[0], products[1])  # each layer has its own
-
-
-@pytest.mark.parametrize(
-  ('name', 'fields', 'what'),
-  [
-    ('Mixer-S/4', {}, 'mimetic. does not go with layers without attention'),
-    ('BiT-R50x1', {}, 'mimetic. does not go with layers without attention'),
-    (
-      'ViT-Ti/4',
-      {'num_heads': 4, 'attention': 'grouped(key_heads=2)', 'hidden_size': 32},
-      'grouped. does not go with .*mimetic',
-    ),
-    (
-      'ViT-Ti/4',
-      {'attention': 'differential', 'num_heads': 4},
-      'differential. does not go with .*mimetic',
-    ),
-  ],
-)
-def test_mimetic_initialisation_is_of_plain_attention(name, fields, what):
-  with pytest.raises(ValueError, match=what):
-    models.create_model(name, 5, initializers='mimetic', **fields)

@@ -59,7 +59,7 @@ def mlp(x, params):
 
 def test_equals_a_formulation_in_numpy():
   params, images = example()
-  found = apply(tiny(gelu='exact'), params, images)
+  actual = apply(tiny(gelu='exact'), params, images)
   p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
   patches = np.asarray(images, np.float64).reshape(6, 2, 4, 4, 4, 3)
   x = np.einsum(
@@ -75,7 +75,7 @@ def test_equals_a_formulation_in_numpy():
       x[image] += mlp(y, block['channel_mlp'])
   pooled = normalise(x, p['norm']).mean(axis=1)
   expected = pooled @ p['head']['kernel'] + p['head']['bias']
-  np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
   features = apply(tiny(gelu='exact', num_classes=0), params, images)
   np.testing.assert_allclose(features, pooled, rtol=1e-4, atol=1e-5)
 
@@ -108,7 +108,7 @@ def test_paper_initialisation():
 
 def test_trunk_gives_tokens_and_what_the_head_reads():
   params, images = example()
-  seen = tiny().apply({'params': params}, images, method='trunk')
-  assert seen['tokens'].shape == (6, 8, 24)
+  outputs = tiny().apply({'params': params}, images, method='trunk')
+  assert outputs['tokens'].shape == (6, 8, 24)
   features = tiny(num_classes=0).apply({'params': params}, images)
-  np.testing.assert_array_equal(seen['features'], features)
+  np.testing.assert_array_equal(outputs['features'], features)

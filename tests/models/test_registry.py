@@ -230,7 +230,7 @@ def test_own_classes(own):
 
 
 @pytest.mark.parametrize(
-  ('kind', 'text', 'said'),
+  ('kind', 'text', 'message_part'),
   [
     ('attention', 'attentoin', "no attention 'attentoin': did you mean 'att"),
     ('attention', 'attentoin', 'There are attention, grouped, differential;'),
@@ -263,11 +263,11 @@ def test_own_classes(own):
     ('attention', 'own_parts:Strict(window=10)', 'ZeroDivisionError: too wid'),
   ],
 )  # fmt: skip
-def test_errors_are_one_line(kind, text, said, own):
+def test_errors_are_one_line(kind, text, message_part, own):
   with pytest.raises(config_lib.UserError) as error:
     build(kind, text)
   message = str(error.value)
-  assert said in message, message
+  assert message_part in message, message
   assert re.fullmatch(rf'config\.model\.{kind}\b.*', message)
 
 
@@ -299,11 +299,11 @@ def test_what_a_class_of_the_user_raises_names_its_line(own):
           jax.random.key(0), jnp.zeros((1, 3, 32)), Context()
         )
       )
-    found = mistakes.user_error(raw.value, model)
+    actual = mistakes.user_error(raw.value, model)
     line = 1 + next(i for i, x in enumerate(lines) if text in x)
-    assert f'own_parts:{name.split("(")[0]} raises {raised}: ' in str(found)
-    assert str(found).endswith(f' ({own}, line {line})')
-    assert '\n' not in str(found)
+    assert f'own_parts:{name.split("(")[0]} raises {raised}: ' in str(actual)
+    assert str(actual).endswith(f' ({own}, line {line})')
+    assert '\n' not in str(actual)
 
 
 def test_other_errors_are_not_the_users(own):

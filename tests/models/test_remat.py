@@ -54,9 +54,9 @@ def test_each_layer_keeps_the_order(version, monkeypatch):
   """Both sums, forward and backward; devices do not gather each other's."""
   attend = jax.nn.dot_product_attention
 
-  def attend_here(*args, implementation, **how):
+  def attend_here(*args, implementation, **kwargs):
     assert implementation == 'cudnn'
-    return attend(*args, **how)
+    return attend(*args, **kwargs)
 
   monkeypatch.setattr(jax.nn, 'dot_product_attention', attend_here)
   if version == 'any':
@@ -95,5 +95,5 @@ def test_remat_of_activations_keeps_their_arguments_and_results(capsys):
       return (mlp.apply(params, x, context) ** 2).sum()
 
     jax.ad_checkpoint.print_saved_residuals(loss, params, x)
-    kept = capsys.readouterr().out.count('f32[2,5,48]')
-    assert kept == 2 if remat == 'activations' else kept > 3
+    count = capsys.readouterr().out.count('f32[2,5,48]')
+    assert count == 2 if remat == 'activations' else count > 3

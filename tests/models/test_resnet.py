@@ -154,10 +154,10 @@ def expected_bit(params, images, fill):
 def test_stem_equals_a_formulation_in_numpy(height):
   model = tiny_stem()
   params, images = example(model)
-  found = apply(model, params, images[:, :height])
-  assert found.shape == (2, 5, 3, 256)
+  actual = apply(model, params, images[:, :height])
+  assert actual.shape == (2, 5, 3, 256)
   expected = expected_stem(params, images[:, :height])
-  np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+  np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_stem_alone():
@@ -182,8 +182,8 @@ def test_bit_equals_a_formulation_in_numpy(height, zeros, fill):
     rtol=1e-3,
     atol=1e-4,
   )
-  found = apply(model.clone(num_classes=0), params, images)
-  np.testing.assert_allclose(found, features, rtol=1e-3, atol=1e-4)
+  actual = apply(model.clone(num_classes=0), params, images)
+  np.testing.assert_allclose(actual, features, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize('model', [tiny_bit(), tiny_stem()])
@@ -193,10 +193,10 @@ def test_bfloat16_computes_with_float32_parameters(model):
   fresh = jax.eval_shape(half.init, jax.random.key(0), images)
   assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(fresh))
   exact = apply(model, params, images)
-  found = apply(half, params, images)
+  actual = apply(half, params, images)
   is_bit = isinstance(model, resnet.BiT)
-  assert found.dtype == (jnp.float32 if is_bit else jnp.bfloat16)
-  assert abs(found - exact).max() < 0.05 * abs(exact).max()
+  assert actual.dtype == (jnp.float32 if is_bit else jnp.bfloat16)
+  assert abs(actual - exact).max() < 0.05 * abs(exact).max()
 
 
 @pytest.mark.parametrize('model', [tiny_bit(), tiny_stem()])
@@ -248,8 +248,10 @@ def test_a_fresh_head_is_zero():
 def test_trunk_gives_a_grid_and_what_the_head_reads():
   model = tiny_bit()
   params, images = example(model)
-  seen = compiled.apply(model, {'params': params}, images, method='trunk')
-  assert seen['tokens'].shape == (2, 5 * 3, 48)
+  outputs = compiled.apply(model, {'params': params}, images, method='trunk')
+  assert outputs['tokens'].shape == (2, 5 * 3, 48)
   headless = {name: x for name, x in params.items() if name != 'head'}
   features = apply(tiny_bit(num_classes=0), headless, images)
-  np.testing.assert_allclose(seen['features'], features, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(
+    outputs['features'], features, rtol=1e-4, atol=1e-5
+  )

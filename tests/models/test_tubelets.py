@@ -26,9 +26,9 @@ def test_a_tubelet_is_a_convolution_whose_stride_is_its_size():
     dimension_numbers=('NDHWC', 'DHWIO', 'NDHWC'),
     precision=jax.lax.Precision.HIGHEST,
   )
-  found = compiled.apply(layer, params, clips)
-  assert found.shape == (2, 2, 2, 3, 5)
-  np.testing.assert_allclose(found, expected, atol=1e-4)
+  actual = compiled.apply(layer, params, clips)
+  assert actual.shape == (2, 2, 2, 3, 5)
+  np.testing.assert_allclose(actual, expected, atol=1e-4)
 
 
 def video_model(**fields):
@@ -56,11 +56,11 @@ def test_the_order_of_frames_counts():
       assert params['position_embedding'].shape == (1, 8, 16)
       params['position_embedding'] *= 50
     params['head']['kernel'] = jax.random.normal(jax.random.key(2), (16, 3))
-    found, other = (
+    actual, swapped_logits = (
       compiled.apply(model, {'params': params}, x) for x in (clips, swapped)
     )
-    assert found.shape == (2, 3)
-    assert (np.abs(found - other).max() > 1e-3) == is_told
+    assert actual.shape == (2, 3)
+    assert (np.abs(actual - swapped_logits).max() > 1e-3) == is_told
 
 
 def test_what_does_not_fit_is_refused():

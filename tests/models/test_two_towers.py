@@ -31,46 +31,48 @@ def _features(model, params, tokens, attended=None):
 
 
 @pytest.mark.parametrize(
-  ('pool', 'where'),
+  ('pool', 'places'),
   [('last', (5, 5)), ('first', (0, 0)), ('end', (3, 2)), ('largest', (3, 2))],
 )
-def test_the_position_that_is_read(pool, where):
+def test_the_position_that_is_read(pool, places):
   model, params = _tower(pool=pool, end_token=9)
-  found = compiled.apply(model, {'params': params}, _TOKENS)
-  for i, position in enumerate(where):
+  actual = compiled.apply(model, {'params': params}, _TOKENS)
+  for i, position in enumerate(places):
     np.testing.assert_array_equal(
-      found['pooled'][i], found['tokens'][i, position]
+      actual['pooled'][i], actual['tokens'][i, position]
     )
 
 
 def test_a_causal_tower_does_not_look_ahead():
-  other = _TOKENS.at[:, 4:].set(7)
+  changed = _TOKENS.at[:, 4:].set(7)
   for causal in (True, False):
     model, params = _tower(pool='end', end_token=9, causal=causal)
-    both = [_features(model, params, x) for x in (_TOKENS, other)]
-    is_same = np.allclose(*both, atol=1e-6)
+    features = [_features(model, params, x) for x in (_TOKENS, changed)]
+    is_same = np.allclose(*features, atol=1e-6)
     assert is_same == causal
 
 
-@pytest.mark.parametrize('how', ['plain', 'einsum', 'xla'])
-def test_tokens_that_are_not_attended_to(how):
+@pytest.mark.parametrize('kernel', ['plain', 'einsum', 'xla'])
+def test_tokens_that_are_not_attended_to(kernel):
   attended = _TOKENS > 0
-  other = jnp.where(attended, _TOKENS, 7)
-  model, params = _tower(pool='first', attention_implementation=how)
-  one, two = (_features(model, params, x, attended) for x in (_TOKENS, other))
-  np.testing.assert_allclose(one, two, atol=1e-6)
+  changed = jnp.where(attended, _TOKENS, 7)
+  model, params = _tower(pool='first', attention_implementation=kernel)
+  first, second = (
+    _features(model, params, x, attended) for x in (_TOKENS, changed)
+  )
+  np.testing.assert_allclose(first, second, atol=1e-6)
   plain = models.with_kernel(model, 'plain')
   expected = _features(plain, params, _TOKENS, attended)
-  np.testing.assert_allclose(one, expected, atol=1e-5)
-  assert not np.allclose(one, _features(model, params, _TOKENS), atol=1e-3)
+  np.testing.assert_allclose(first, expected, atol=1e-5)
+  assert not np.allclose(first, _features(model, params, _TOKENS), atol=1e-3)
 
 
 def test_scanned_is_the_same():
   model, params = _tower(out_dim=5)
   scanned = model.clone(scan=True)
-  found = _features(scanned, layouts.stack_layers(params), _TOKENS)
+  actual = _features(scanned, layouts.stack_layers(params), _TOKENS)
   expected = _features(model, params, _TOKENS)
-  np.testing.assert_allclose(found, expected, atol=1e-6)
+  np.testing.assert_allclose(actual, expected, atol=1e-6)
   assert expected.shape == (2, 5)
 
 

@@ -5,9 +5,11 @@ keeps its traceback, which ends at the user's line.
 """
 
 import itertools
+import pathlib
 import re
 import sys
 
+import case_files
 import commands
 import documented
 import pytest
@@ -46,100 +48,38 @@ def write(tmp_path, monkeypatch):
   return write
 
 
+LINES = {
+  'RETURN': RETURN,
+  'TURNS': TURNS,
+  'MEASURED': MEASURED,
+  'LOGITS': (
+    "    return {'logits': self.apply(params, images), 'turns': turns}\n"
+  ),
+}
+
+
 @pytest.mark.parametrize(
-  'old, new, message',
+  ('_', 'change', 'message'),
   [
+    *case_files.read(pathlib.Path(__file__).with_name('contract.txt')),
     (
-      'targets).mean()',
-      'targets)',
-      r'loss returns a loss of the shape \(16,\): it must be one number',
-    ),
-    (
-      RETURN,
-      '    return loss, extra\n',
-      'loss returns 2 values: it must return three, the mean loss, a dict of',
-    ),
-    (
-      RETURN,
-      '    return loss\n',
-      r'loss returns an array of the shape \(\): it must return three',
-    ),
-    (
-      RETURN,
-      '    return None, {}, extra\n',
-      'loss returns a loss that is None: it must be one number',
-    ),
-    (
-      RETURN,
-      '    return 1.0, {}, extra\n',
-      'loss returns the number 1.0 as the loss, which has no gradient',
-    ),
-    (
-      RETURN,
-      '    return turns.sum(), {}, extra\n',
-      'loss returns a loss of type int32, which has no gradient',
-    ),
-    (
-      RETURN,
-      '    return loss, loss, extra\n',
-      r'loss returns an array .* as the second value: it must be a dict of',
-    ),
-    (
-      RETURN,
-      "    return loss, {'right': logits.argmax(-1) == turns}, extra\n",
-      r"loss returns 'right' of the shape \(16,\): it must be one number",
-    ),
-    (
-      'def loss(self, params, extra, batch, rng)',
-      'def loss(self, params, batch, rng)',
-      r'loss takes \(params, batch, rng\): it must take \(params, extra, batch',
-    ),
-    (
-      "rotated(batch['image'], turns), rng",
-      "rotated(batch['images'], turns), rng",
-      r"loss reads 'images' \(.*\.py, line \d+\), but the batch has only image,"
-      ' index, label',
-    ),
-    (
-      TURNS,
-      TURNS.replace('index', 'indx'),
-      r"outputs reads 'indx' \(.*, line \d+\), but the batch has only image, i",
-    ),
-    (
-      "outputs['turns']",
-      "outputs['turn']",
-      r"measure reads 'turn' \(.*, line \d+\), but the outputs have only l",
-    ),
-    (
-      "    return {'logits': self.apply(params, images), 'turns': turns}\n",
-      '    return self.apply(params, images)\n',
-      r'outputs returns an array of the shape \(16, 4\): it must return a dict',
-    ),
-    (
-      MEASURED,
-      "    return super().measure({'loss': loss.mean()}, batch)\n",
-      r"outputs returns 'loss' of the shape \(\): it must be \[B\], one number",
-    ),
-    (
-      MEASURED,
-      "    return {'accuracy': loss.mean()}\n",
-      'measure returns a dict: it must return a clu.metrics.Collection',
-    ),
-    (
-      MORE,
-      f'  def init_extra(self, params):\n    return None\n\n{MORE}',
+      '',
+      f'{MORE} ->   def init_extra(self, params):\n    return None\n\n{MORE}',
       'init_extra returns None: it must return a dict of trees of arrays',
     ),
   ],
 )
-def test_what_breaks_the_contract(write, old, new, message):
+def test_what_breaks_the_contract(write, _, change, message):
   """It is told before anything is compiled."""
+  old, _, new = change.partition(' -> ')
+  if old in LINES:
+    old, new = LINES[old], f'    {new}\n'
   config = write(old, new)
   name = config.objective.name
   with pytest.raises(UserError) as e:  # it also has JAX's notes
     assert experiment_lib.build(config).program.flops
-  whole = rf'config\.objective\.name={name}: {message}.*'
-  assert re.fullmatch(whole, str(e.value)), e.value
+  line = rf'config\.objective\.name={name}: {message}.*'
+  assert re.fullmatch(line, str(e.value)), e.value
 
 
 def test_means_that_the_run_reports_itself(write, tmp_path, monkeypatch):

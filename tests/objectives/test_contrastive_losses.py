@@ -42,9 +42,9 @@ def test_parts_are_the_same_function():
   x = _pairs()
   args = (*x, jnp.float32(7.0), jnp.float32(-3.0))
   grad = jax.jacrev(_both, argnums=(0, 1, 2, 3))
-  whole, parts = grad(*args), grad(*args, 4)
-  for one, other in zip(whole, parts, strict=True):
-    np.testing.assert_allclose(one, other, atol=1e-6)
+  expected, parts = grad(*args), grad(*args, 4)
+  for first, second in zip(expected, parts, strict=True):
+    np.testing.assert_allclose(first, second, atol=1e-6)
   np.testing.assert_allclose(_both(*args), _both(*args, 2), rtol=1e-6)
 
 

@@ -14,8 +14,6 @@ import tiny
 
 from configs import digits_multilabel
 import vit_jax
-from vit_jax import config as config_lib
-from vit_jax import convert
 from vit_jax import evaluate
 from vit_jax import objectives
 from vit_jax.config import UserError
@@ -26,94 +24,43 @@ from vit_jax.predict import __main__ as predict
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 
-METHODS = {
-  'regression': {
-    'data__name': 'configs.digits_regression:InkCentre',
-    'data__crop': 'center',
-    'checkpoint__best': 'val/r2',
-  },
-  'multilabel': {
-    'data__name': 'configs.digits_multilabel:Pairs',
-    'data__image_size': (8, 16),
-    'checkpoint__best': 'val/map',
-  },
-  'mean_teacher:MeanTeacher': {'checkpoint__best': 'val/loss'},
-}
-RUN = {'train__ema_decay': 0.9, 'train__duration': '8 steps'}
+METHODS = ('regression', 'multilabel', 'mean_teacher:MeanTeacher')
 
 
-def config_of(method, **overrides):
-  settings = METHODS[method] | RUN | overrides
-  return tiny.config(objective__name=method, **settings)
-
-
-@pytest.fixture(scope='module', params=METHODS)
-def finished(request, tmp_path_factory):
+@pytest.fixture(params=METHODS)
+def finished(request, method_run):
   """A method and the work directory of its run."""
-  path = tmp_path_factory.mktemp('methods') / 'run'
-  assert loop.run(config_of(request.param), str(path)).status == 0
-  return request.param, path
-
-
-@pytest.mark.slow
-def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
-  method, path = finished
-  methods.assert_resumes_to_the_bit(config_of(method), path, tmp_path / 'run')
-  if ':' in method:
-    names = methods.final_state(path)
-    assert any(name.startswith('extra/teacher/') for name in names)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('how', methods.LAYOUTS.values(), ids=methods.LAYOUTS)
-def test_one_result_however_it_is_computed(finished, how):
-  method, path = finished
-  config = config_of(method, **how)
-  methods.assert_same_result(config, path)
+  return request.param, method_run(request.param)
 
 
 @pytest.mark.slow
 def test_evaluation_is_that_of_training(finished, capsys, tmp_path):
   method, path = finished
-  data = METHODS[method].get('data__name', 'digits')
+  data = methods.METHODS[method].get('data.name', 'digits')
   args = f'--from={path}', '--step=newest', f'--data={data}', '--format=json'
   args += (f'--predictions={tmp_path}/rows.csv',)
   assert commands.run(evaluate, *args, '--split=train[80%:]') == 0
-  found = json.loads(capsys.readouterr().out)
+  actual = json.loads(capsys.readouterr().out)
   trained = [line for line in tiny.metrics(path) if 'val/loss' in line][-1]
-  name = METHODS[method]['checkpoint__best'].removeprefix('val/')
-  assert found[name] == pytest.approx(trained[f'val/{name}'], abs=1e-5)
-  assert found['examples'] == trained['val/examples']
+  name = methods.METHODS[method]['checkpoint.best'].removeprefix('val/')
+  assert actual[name] == pytest.approx(trained[f'val/{name}'], abs=1e-5)
+  assert actual['examples'] == trained['val/examples']
   with (tmp_path / 'rows.csv').open() as file:
     rows = list(csv.DictReader(file))
-  assert len(rows) == found['examples']
+  assert len(rows) == actual['examples']
   if method == 'regression':
     names = vit_jax.load(path).preprocess.target.names
     errors = [
       float(x[f'{n}_predicted']) - float(x[n]) for x in rows for n in names
     ]
-    wanted = pytest.approx(found['mean_absolute_error'], rel=1e-4)
-    assert np.abs(errors).mean() == wanted
-
-
-def test_a_converted_run_is_measured_as_before(finished, capsys, tmp_path):
-  method, path = finished
-  there = tmp_path / 'there'
-  assert commands.run(convert, path, there, '--to=vit_jax') == 0
-  data = METHODS[method].get('data__name', 'digits')
-  args = f'--data={data}', '--split=train[80%:]', '--format=json'
-  reports = []
-  for run in (path, there):
-    assert commands.run(evaluate, f'--from={run}', *args) == 0
-    reports.append(json.loads(capsys.readouterr().out))
-    del reports[-1]['checkpoint']
-  assert reports[0] == reports[1]
+    expected = pytest.approx(actual['mean_absolute_error'], rel=1e-4)
+    assert np.abs(errors).mean() == expected
 
 
 def test_loaded_and_looked_into(finished, capsys, tmp_path):
   method, path = finished
   vit = vit_jax.load(path)
-  config = config_of(method)
+  config = methods.config(method)
   source = sources.open_source(config, 'train[80%:]')
   images = list(source.arrays['image'][:4])
   outputs = vit.outputs(images)
@@ -127,8 +74,8 @@ def test_loaded_and_looked_into(finished, capsys, tmp_path):
   assert commands.run(predict, f'--from={path}', file, '--format=json') == 0
   (answer,) = json.loads(capsys.readouterr().out)
   if method == 'regression':
-    found = [answer['numbers'][name] for name in names]
-    np.testing.assert_allclose(found, outputs['numbers'][0], atol=1e-4)
+    actual = [answer['numbers'][name] for name in names]
+    np.testing.assert_allclose(actual, outputs['numbers'][0], atol=1e-4)
   else:
     assert {x['class'] for x in answer['predictions']} <= set(names)
 
@@ -136,7 +83,7 @@ def test_loaded_and_looked_into(finished, capsys, tmp_path):
 def test_metrics_are_scikit_learns():
   """On the outputs of an initial model."""
   for method in ('regression', 'multilabel'):
-    config = config_of(method, model__initializers='lecun')
+    config = methods.config(method, model__initializers='lecun')
     experiment_lib.check(config)
     e = experiment_lib.build(config)
     params, objective = e.init().params, e.program.objective
@@ -145,27 +92,27 @@ def test_metrics_are_scikit_learns():
     out = jax.jit(objective.outputs)(params, {'image': images})
     name = objective.target[0]
     batch = {name: source.arrays[name], 'valid': np.ones(len(source), bool)}
-    found = objective.measure(jax.device_get(out), batch).compute()
+    actual = objective.measure(jax.device_get(out), batch).compute()
     if method == 'regression':
       truth = source.arrays[name], out['numbers']
-      wanted = {
+      expected = {
         'r2': sklearn_metrics.r2_score(*truth),
         'mean_absolute_error': sklearn_metrics.mean_absolute_error(*truth),
       }
     else:
-      wanted = {
+      expected = {
         'map': sklearn_metrics.average_precision_score(
           source.arrays[name], out['logits'], average='macro'
         )
       }
-    for key, value in wanted.items():
-      assert found[key] == pytest.approx(value, abs=1e-4)
+    for key, value in expected.items():
+      assert actual[key] == pytest.approx(value, abs=1e-4)
 
 
 def test_huber_pulls_less_than_squares():
   losses = []
   for loss in ('mse', 'huber'):
-    config = config_of('regression', model__initializers='lecun')
+    config = methods.config('regression', model__initializers='lecun')
     config.objective.options.loss = loss
     config.objective.options.delta = 0.5
     e = experiment_lib.build(config)
@@ -175,49 +122,11 @@ def test_huber_pulls_less_than_squares():
   assert losses[1] < 0.5 * losses[0]
 
 
-@pytest.mark.parametrize(
-  ('overrides', 'message'),
-  [
-    ({'objective__name': 'regresion'}, 'choose one of beit, classification'),
-    ({'objective__name': 'regression'}, "learns 'numbers'.* have image"),
-    ({'objective__name': 'nowhere:Mine'}, "no module 'nowhere'"),
-    ({'objective__name': 'tiny:config'}, "another class 'config'"),
-    ({'objective__name': 'tiny:Mine'}, "no class 'Mine'"),
-    ({'data__name': 'nowhere:Mine'}, "config.data.name=.*no module 'nowhere'"),
-    ({'checkpoint__best': 'val/map'}, 'choose one of val/accuracy'),
-    (
-      {'objective__name': 'mean_teacher:MeanTeacher', 'augment__mixup': 0.2},
-      'takes several of an image',
-    ),
-  ],
-)
-def test_mistakes_get_one_line(overrides, message):
-  config = tiny.config(**overrides)
-  with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
-    experiment_lib.check(config)
-    experiment_lib.build(config).program.setup  # noqa: B018
-
-
-def test_unknown_options_are_refused():
-  config = config_of('regression')
-  config.objective.options.detla = 2.0
-  with pytest.raises(UserError, match=r"no key 'detla'.*delta"):
-    experiment_lib.check(config)
-  config = config_of('multilabel')
-  config.objective.options.positive_weight = -1.0
-  with pytest.raises(UserError, match=r'positive_weight is -1\.0: it must be'):
-    experiment_lib.check(config)
-  config = config_of('regression')
-  config.objective.options.delta = 'wide'
-  with pytest.raises(UserError, match='must be of type float'):
-    experiment_lib.check(config)
-
-
 def test_a_coupled_loss_refuses_accumulation(monkeypatch):
   import mean_teacher
 
   monkeypatch.setattr(mean_teacher.MeanTeacher, 'couples_examples', True)
-  config = config_of('mean_teacher:MeanTeacher', train__accumulation=2)
+  config = methods.config('mean_teacher:MeanTeacher', train__accumulation=2)
   with pytest.raises(UserError, match='needs the whole batch at once'):
     objectives.check(config)
 
@@ -234,7 +143,7 @@ def test_metrics_have_the_names_of_what_is_learned(
     self.arrays['numbers'] = np.zeros((len(self), 10), np.float32)
 
   monkeypatch.setattr(digits_multilabel.Pairs, '__init__', with_numbers)
-  config = config_of(
+  config = methods.config(
     'multilabel', train__duration='2 steps', optim__warmup='0 steps'
   )
   path = tmp_path / 'run'
@@ -259,10 +168,3 @@ def test_features_of_json():
     assert features.from_dict(stored) == feature
   with pytest.raises(UserError, match='describes no feature'):
     features.from_dict({'kind': 'Smell'})
-
-
-def test_config_files_are_what_they_say():
-  for name in ('regression', 'multilabel'):
-    config = config_lib.load(tiny.ROOT / 'configs' / f'digits_{name}.py')
-    assert config.objective.name == name
-    experiment_lib.check(config)

@@ -30,13 +30,13 @@ def test_cross_entropy_and_what_it_is_divided_by(maps):
   loss, labels = each_loss(*maps)
   weights = np.array([1.0, 2.0, 0.5, 3.0], np.float32)
   share = weights[labels]
-  for given, over, expected in (
+  for class_weights, over, expected in (
     (None, 'all', loss.sum() / maps[1].size),
     (None, 'weights', loss.mean()),
     (weights, 'weights', (share * loss).sum() / share.sum()),
   ):
-    found = pixel_losses.cross_entropy(*maps, given, over=over)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    actual = pixel_losses.cross_entropy(*maps, class_weights, over=over)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
 def test_hard_examples_against_a_sort(maps):
@@ -45,8 +45,8 @@ def test_hard_examples_against_a_sort(maps):
   for threshold, least in ((0.3, 1), (0.3, 20), (0.0, 7), (1.0, 10**6)):
     kth = np.sort(probability)[min(2 * least, len(loss)) - 1]  # of two images
     hard = probability <= max(kth, threshold)
-    found = pixel_losses.hard_examples(*maps, threshold=threshold, least=least)
-    np.testing.assert_allclose(found, loss[hard].mean(), rtol=1e-5)
+    actual = pixel_losses.hard_examples(*maps, threshold=threshold, least=least)
+    np.testing.assert_allclose(actual, loss[hard].mean(), rtol=1e-5)
 
 
 def test_focal_without_gamma_is_the_cross_entropy(maps):
@@ -62,7 +62,7 @@ def test_ignored_places_change_nothing(maps):
   """Neither the losses nor their gradients."""
   logits, labels = maps
   ignored = labels == pixel_losses.IGNORE
-  other = np.where(ignored[..., None], 7.0, logits).astype(np.float32)
+  changed = np.where(ignored[..., None], 7.0, logits).astype(np.float32)
   for loss in (
     pixel_losses.cross_entropy,
     pixel_losses.mean_dice,
@@ -71,7 +71,7 @@ def test_ignored_places_change_nothing(maps):
     pixel_losses.hard_examples,
   ):
     function = jax.jit(jax.value_and_grad(loss))
-    (a, grad), (b, _) = function(logits, labels), function(other, labels)
+    (a, grad), (b, _) = function(logits, labels), function(changed, labels)
     np.testing.assert_allclose(a, b, rtol=1e-6)
     assert (np.asarray(grad)[ignored] == 0).all() and np.abs(grad).max() > 0
 
@@ -103,10 +103,10 @@ def test_smoothing_is_added_above_and_below_the_fraction_of_dice():
   logits = jnp.zeros((1, 4, 2))
   labels = jnp.zeros((1, 4), jnp.int32)
   # Of the first class 1 - (4 + 2) / (6 + 2), of the other one 1 - 2 / (2 + 2).
-  for loss, rest in (
+  for loss, added in (
     (pixel_losses.mean_dice, 0.0),
     (pixel_losses.dice_cross_entropy, np.log(2)),
   ):
     np.testing.assert_allclose(
-      loss(logits, labels, smooth=(2.0, 2.0)), 0.375 + rest, rtol=1e-6
+      loss(logits, labels, smooth=(2.0, 2.0)), 0.375 + added, rtol=1e-6
     )

@@ -42,9 +42,9 @@ NAMES = tuple(optimizers.OPTIMIZERS)
 def config_of(name, options=None, **settings):
   """A config; an optimizer takes the options that it has."""
   config = config_lib.default()
-  known = inspect.signature(config_lib.wing(optimizers.OPTIMIZERS[name]))
+  signature = inspect.signature(config_lib.wing(optimizers.OPTIMIZERS[name]))
   options = OPTIONS | (options or {})
-  options = {k: x for k, x in options.items() if k in known.parameters}
+  options = {k: x for k, x in options.items() if k in signature.parameters}
   text = str(parts.Part(name, (), options))
   tiny.change(config, SETTINGS | {'name': text} | settings, 'optim.')
   optim.check(config)
@@ -269,13 +269,13 @@ def trained(name, layout):
 def test_equals_the_formula(name):
   params, gradients = draws()
   gradients = [by_name(g) for g in gradients]
-  found = by_name(trained(name, 'unrolled')[-1][0])
+  actual = by_name(trained(name, 'unrolled')[-1][0])
   for path, p in by_name(params).items():
-    each = [g[path].astype(np.float64) for g in gradients]
+    path_gradients = [g[path].astype(np.float64) for g in gradients]
     decay = DECAY * path.endswith('kernel')
-    expected = FORMULAS[name](path, p.astype(np.float64), each, decay)
+    expected = FORMULAS[name](path, p.astype(np.float64), path_gradients, decay)
     np.testing.assert_allclose(
-      found[path], expected, rtol=1e-3, atol=1e-4, err_msg=path
+      actual[path], expected, rtol=1e-3, atol=1e-4, err_msg=path
     )
 
 
@@ -287,12 +287,12 @@ def test_equals_the_formula(name):
 def test_the_same_in_every_layout(name, layout):
   """Scanned, and where a part does not train."""
   expected = by_name(trained(name, 'unrolled')[-1][0])
-  found = by_name(trained(name, layout)[-1][0])
+  actual = by_name(trained(name, layout)[-1][0])
   frozen = {x for x in expected if x.startswith('position') or '/mlp/' in x}
-  assert found.keys() == expected.keys() - (
+  assert actual.keys() == expected.keys() - (
     frozen if layout == 'frozen' else {}
   )
-  for path, x in found.items():
+  for path, x in actual.items():
     np.testing.assert_allclose(
       x, expected[path], rtol=1e-4, atol=1e-5, err_msg=path
     )
@@ -338,8 +338,8 @@ def test_a_checkpoint_changes_its_layout(name, tmp_path):
     'mesh__min_size': 0,
   }
   scanned, plain = (
-    experiment_lib.build(tiny.config(**settings | how)).program
-    for how in ({'model__scan': True, 'mesh__fsdp': 2}, {})
+    experiment_lib.build(tiny.config(**settings | changes)).program
+    for changes in ({'model__scan': True, 'mesh__fsdp': 2}, {})
   )
   rng = np.random.default_rng(0)
   state = jax.tree.map(
@@ -354,12 +354,12 @@ def test_a_checkpoint_changes_its_layout(name, tmp_path):
   with checkpoint.Checkpointer(tmp_path, section) as checkpoints:
     restored, _, _ = checkpoints.restore(plain.state_to_read)
   restored = plain.adopt(restored)
-  own = plain.abstract_state()
-  assert jax.tree.structure(restored) == jax.tree.structure(own)
+  abstract = plain.abstract_state()
+  assert jax.tree.structure(restored) == jax.tree.structure(abstract)
   jax.tree.map(
     np.testing.assert_array_equal,
     restored,
-    layouts.relayout(jax.device_get(state), own),
+    layouts.relayout(jax.device_get(state), abstract),
   )
   # What is as large as its parameter is laid out as that is.
   path, moments = 'blocks/mlp/up/kernel', 0
@@ -378,13 +378,13 @@ def test_adamw_equals_that_of_optax():
   config = config_of('adamw', clip_norm=0.5, decay_pattern='').optim
   rng = np.random.default_rng(0)
   params, grads = jnp.asarray(rng.normal(size=(2, 10)))
-  ours = optim.make_optimizer(config)
-  theirs = optax.chain(
+  optimizer = optim.make_optimizer(config)
+  reference = optax.chain(
     optax.clip_by_global_norm(0.5),
     optax.adamw(RATE, B1, B2, EPS, weight_decay=DECAY),
   )
-  direction, _ = ours.update(grads, ours.init(params), params)
-  update, _ = theirs.update(grads, theirs.init(params), params)
+  direction, _ = optimizer.update(grads, optimizer.init(params), params)
+  update, _ = reference.update(grads, reference.init(params), params)
   np.testing.assert_allclose(-RATE * direction, update, rtol=1e-5)
 
 
@@ -403,9 +403,9 @@ def test_momentum_in_half_the_memory(name):
       grads = jax.tree.map(lambda x, s=scale: s * x**3, params)
       direction, state = jax.jit(optimizer.update)(grads, state, params)
     results.append(jax.tree.leaves(direction)[0])
-    found = [x.dtype.name for x in jax.tree.leaves(state) if x.size == size]
+    actual = [x.dtype.name for x in jax.tree.leaves(state) if x.size == size]
     has_second = name in ('adamw', 'adam_big_vision', 'lamb', 'adafactor')
-    assert sorted(found) == sorted([dtype] + ['float32'] * has_second)
+    assert sorted(actual) == sorted([dtype] + ['float32'] * has_second)
   np.testing.assert_allclose(*results, rtol=5e-2, atol=2e-2)
 
 
@@ -430,9 +430,9 @@ def test_a_factor_scales_all_decays():
       params['blocks_0'] = {'mlp': {'up': {'kernel': jnp.ones((2, 2))}}}
       zeros = optax.tree.zeros_like(params)
     optimizer = optim.make_optimizer(config)
-    found, _ = optimizer.update(zeros, optimizer.init(params), params, decay=3)
-    np.testing.assert_allclose(found['head']['kernel'], 1.5, rtol=1e-6)
-    np.testing.assert_allclose(found['norm']['scale'], 0.3, rtol=1e-6)
+    actual, _ = optimizer.update(zeros, optimizer.init(params), params, decay=3)
+    np.testing.assert_allclose(actual['head']['kernel'], 1.5, rtol=1e-6)
+    np.testing.assert_allclose(actual['norm']['scale'], 0.3, rtol=1e-6)
 
 
 @pytest.mark.parametrize('layout', ['unrolled', 'scanned'])
@@ -442,10 +442,10 @@ def test_clipping_of_each_parameter(layout):
   params, (grads, *_) = laid_out(layout)
   optimizer = optim.make_optimizer(config)
   update = jax.jit(optimizer.update)
-  found = by_name(update(grads, optimizer.init(params), params)[0])
+  actual = by_name(update(grads, optimizer.init(params), params)[0])
   for path, g in by_name(grads).items():
     scale = min(1, 1 / (np.linalg.norm(g) + 1e-6))
-    np.testing.assert_allclose(found[path], scale * g, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(actual[path], scale * g, rtol=1e-4, atol=1e-7)
   assert any(np.linalg.norm(g) > 1 for g in by_name(grads).values())
 
 
@@ -467,13 +467,13 @@ def test_decay_as_big_vision_has_it_does_not_know_the_rate():
 def test_updates_of_muon_are_nearly_orthogonal():
   """Of query, key and value each, and as large as Adam's would be."""
   before, after = (by_name(x) for x, _ in trained('muon', 'unrolled')[:2])
-  found = {
+  actual = {
     path: (p - after[path]) / RATE - DECAY * p for path, p in before.items()
   }
-  qkv = found['blocks_1/attention/qkv/kernel'].transpose(1, 0, 2, 3)
+  qkv = actual['blocks_1/attention/qkv/kernel'].transpose(1, 0, 2, 3)
   matrices = [x.reshape(32, 32) for x in qkv]
-  matrices += [found['blocks_0/attention/out/kernel'].reshape(32, 32)]
-  matrices += [found['blocks_1/mlp/down/kernel']]
+  matrices += [actual['blocks_0/attention/out/kernel'].reshape(32, 32)]
+  matrices += [actual['blocks_1/mlp/down/kernel']]
   for x in matrices:
     singular = np.linalg.svd(x, compute_uv=False)
     singular /= 0.2 * np.sqrt(max(x.shape))
@@ -496,11 +496,11 @@ def test_adaptive_clipping_of_patches_of_volumes():
   g[0] *= 10  # the first slice of the patches
   params, grads = ({'patch_embedding': {'kernel': x}} for x in (p, g))
   optimizer = optim.make_optimizer(config)
-  found = optimizer.update(grads, optimizer.init(params), params)[0]
+  actual = optimizer.update(grads, optimizer.init(params), params)[0]
   norm, size = (np.sqrt((x**2).sum((0, 1, 2, 3))) for x in (g, p))
   expected = g * np.minimum(1, 0.5 * size / norm)
   np.testing.assert_allclose(
-    found['patch_embedding']['kernel'], expected, rtol=1e-5
+    actual['patch_embedding']['kernel'], expected, rtol=1e-5
   )
 
 
@@ -526,48 +526,18 @@ def test_adaptive_clipping_of_each_unit(layout):
   params['patch_embedding']['kernel'][..., 0] = 0
   optimizer = optim.make_optimizer(config)
   update = jax.jit(optimizer.update)
-  found = by_name(update(grads, optimizer.init(params), params)[0])
+  actual = by_name(update(grads, optimizer.init(params), params)[0])
   params, grads = by_name(params), by_name(grads)
   for path, axes in UNITS.items():
     g, p = grads[path], params[path]
     norm, size = (np.sqrt((x**2).sum(axes, keepdims=True)) for x in (g, p))
     scale = 0.5 * np.maximum(size, 1e-3) / norm
     expected = np.where(scale < 1, scale * g, g)
-    np.testing.assert_allclose(found[path], expected, rtol=1e-5)
-  head = found['head/kernel']
+    np.testing.assert_allclose(actual[path], expected, rtol=1e-5)
+  head = actual['head/kernel']
   np.testing.assert_array_equal(head, grads['head/kernel'])
-  unit = found['patch_embedding/kernel'][..., 0]
+  unit = actual['patch_embedding/kernel'][..., 0]
   np.testing.assert_allclose(np.linalg.norm(unit), 0.5e-3, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-  ('settings', 'message'),
-  [
-    ({'name': 'adamv'}, "is 'adamv': did you mean 'adamw'? There are adamw, "),
-    ({'name': 'adamw(epz=0.9)'}, "no option 'epz': did you mean 'eps'? There"),
-    ({'name': 'sgd(b1=0.9)'}, "sgd has no option 'b1': There are momentum, "),
-    ({'name': 'muon(0.9, b1=0.8)'}, 'b1 is there twice'),
-    ({'name': 'adamw(b2=other)'}, 'b2=other is no literal'),
-    ({'name': "adamw(b2='0.9')"}, "b2 is '0.9': it must be of the type float"),
-    ({'clip': 'adaptive(-1.0)'}, 'limit is -1.0: it must be more than 0'),
-    ({'clip': 'each'}, "config.optim.clip=each: each needs the option 'limit'"),
-    ({'final_weight_decay': 0.4, 'weight_decay': 0.0}, 'which it changes, is'),
-    ({'final_weight_decay': -0.4}, 'final_weight_decay is -0.4'),
-    ({'name': 'adamw(b2=1.0)'}, 'b2 is 1.0: it must be in [0, 1)'),
-    ({'name': "sgd(momentum_dtype='half')"}, "'half': choose one of float32"),
-    ({'sam': 'sam(-0.1)'}, 'rho is -0.1: it must be more than 0'),
-    ({'sam': 'gsam(rho=0.1, rho_min=0.2)'}, 'rho_min is 0.2: it must be at'),
-    ({'sam': 'sam(alpha=0.4)'}, "sam has no option 'alpha'"),
-    ({'sam': 'sam(groups=0)'}, 'groups is 0: it must be at least 1'),
-    ({'sam': 'sam(groups=3)'}, 'train.batch_size=128'),
-  ],
-)
-def test_mistakes_are_named(settings, message):
-  with pytest.raises(UserError, match=r'^config\.optim\.[^\n]*$') as error:
-    config = config_lib.default()
-    tiny.change(config, settings, 'optim.')
-    optim.check(config)
-  assert message in str(error.value)
 
 
 def test_accumulation_needs_groups_only_where_there_is_sam():

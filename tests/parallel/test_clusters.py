@@ -123,10 +123,10 @@ def test_open_mpi():
   ids=['indexed job', 'Open MPI 5'],
 )
 def test_packages_that_jax_needs(monkeypatch, environ, package, arguments):
-  found = {package: object()}
-  monkeypatch.setattr(importlib.util, 'find_spec', found.get)
+  actual = {package: object()}
+  monkeypatch.setattr(importlib.util, 'find_spec', actual.get)
   assert clusters.detect(environ, on_tpu=False).arguments == arguments
-  found.clear()
+  actual.clear()
   with pytest.raises(config_lib.UserError, match=f'pip install {package}; or'):
     clusters.detect(environ, on_tpu=False)
 

@@ -67,31 +67,31 @@ def test_compiler_options(
 ) -> None:
   """SparseCores exchange arrays where there are some, and several devices."""
   mesh = _mesh(platform, kind, devices)
-  found = mesh_lib.compiler_options(mesh)
-  assert all(any(part in name for name in found) for part in parts)
-  offloads = any('sparse_core' in name for name in found)
+  actual = mesh_lib.compiler_options(mesh)
+  assert all(any(part in name for name in actual) for part in parts)
+  offloads = any('sparse_core' in name for name in actual)
   assert offloads == any('offload' in part for part in parts)
-  assert bool(found) == bool(parts)
+  assert bool(actual) == bool(parts)
   monkeypatch.setenv('VIT_JAX_SPARSE_CORES', '0')
   without = mesh_lib.compiler_options(mesh)
   assert not any('sparse_core' in name for name in without)
-  assert (without == found) != offloads
+  assert (without == actual) != offloads
 
 
 def test_names() -> None:
-  for found in hardware.TABLE:
-    assert hardware.named(found.name) is found
+  for actual in hardware.TABLE:
+    assert hardware.named(actual.name) is actual
   assert hardware.named('V5E').name == 'TPU v5e'
   with pytest.raises(UserError, match='B300: choose one of A100, H100'):
     hardware.named('B300')
 
 
 def test_numbers_are_of_the_right_unit() -> None:
-  for found in hardware.TABLE:
-    assert 1e14 < found.peak_flops < 3e15
-    assert 1.5e10 < found.memory < 2e11
-    assert 8e11 < found.memory_bandwidth < 1e13
-    assert 1e11 < found.link_bandwidth < found.memory_bandwidth
-    assert found.node_size >= 8
-    if found.network_bandwidth is not None:
-      assert 3e9 < found.network_bandwidth < found.link_bandwidth
+  for actual in hardware.TABLE:
+    assert 1e14 < actual.peak_flops < 3e15
+    assert 1.5e10 < actual.memory < 2e11
+    assert 8e11 < actual.memory_bandwidth < 1e13
+    assert 1e11 < actual.link_bandwidth < actual.memory_bandwidth
+    assert actual.node_size >= 8
+    if actual.network_bandwidth is not None:
+      assert 3e9 < actual.network_bandwidth < actual.link_bandwidth

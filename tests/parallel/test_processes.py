@@ -79,14 +79,14 @@ def test_killed_and_resumed_on_any_number(reference, tmp_path):
     assert group.statuses() == [0], group.log(0)
     assert 'resuming at step' in group.log(0)
 
-  ours, theirs = tiny.metrics(workdir), tiny.metrics(reference)
+  resumed, undisturbed = tiny.metrics(workdir), tiny.metrics(reference)
   for name, tolerance in (('train/loss', 1e-4), ('val/loss', 1e-4)):
-    found, expected = (
+    actual, expected = (
       [(line['step'], line[name]) for line in lines if name in line]
-      for lines in (ours, theirs)
+      for lines in (resumed, undisturbed)
     )
-    np.testing.assert_allclose(found, expected, rtol=tolerance)
-  counts = [line['val/examples'] for line in ours if 'val/loss' in line]
+    np.testing.assert_allclose(actual, expected, rtol=tolerance)
+  counts = [line['val/examples'] for line in resumed if 'val/loss' in line]
   assert counts == [359] * 3  # 15 batches of 24, the last one is padded
   params = [restoring.restore_params(path)[0] for path in (workdir, reference)]
   jax.tree.map(
@@ -119,15 +119,15 @@ def test_each_process_reads_its_own_part(tmp_path):
   show += tiny.flags(**overrides | {'mesh__data': -1})
   with processes.start(show, 2, tmp_path / 'two', devices=2) as group:
     assert group.statuses() == [0, 0], group.log(0)
-    found = [json.loads(group.log(i).splitlines()[-1]) for i in range(2)]
-  assert found[0]['global'] == found[1]['global']
-  assert found[0]['global'][:3] == expected
-  evaluated = sorted(i for batch in found[0]['global'][3:] for i in batch)
+    actual = [json.loads(group.log(i).splitlines()[-1]) for i in range(2)]
+  assert actual[0]['global'] == actual[1]['global']
+  assert actual[0]['global'][:3] == expected
+  evaluated = sorted(i for batch in actual[0]['global'][3:] for i in batch)
   assert [i for i in evaluated if i >= 0] == list(range(3, len(source)))
   for k in range(2):
     half = slice(4 * k, 4 * k + 4)
-    own = {i for batch in found[k]['global'] for i in batch[half] if i >= 0}
-    assert set(found[k]['read']) == own
+    part = {i for batch in actual[k]['global'] for i in batch[half] if i >= 0}
+    assert set(actual[k]['read']) == part
 
 
 @pytest.mark.slow
@@ -146,15 +146,15 @@ def test_a_damaged_image_stops_all(tmp_path):
   source = data.open_source(config, 'train')
   batches = list(data.train_batches(source, config, start_step=0, num_steps=2))
   last = batches[1]['index'][-1]  # of the second half: process 1 reads it
-  where = next(
+  path = next(
     e.origin for e in map(source.read, range(len(source))) if e.index == last
   )
-  pathlib.Path(where).write_bytes(b'no image')
+  pathlib.Path(path).write_bytes(b'no image')
   workdir = tmp_path / 'run'
   flags = [*MAIN, *tiny.flags(**overrides), f'--workdir={workdir}']
   with processes.start(flags, 2, tmp_path / 'logs') as group:
     assert group.statuses() == [1, 1]
-    assert f'error: {where}' in group.log(1)
+    assert f'error: {path}' in group.log(1)
     assert 'error: another process could not make its part' in group.log(0)
   assert os.listdir(workdir / 'checkpoints') == ['1']
 

@@ -22,7 +22,7 @@ from vit_jax.train import start
 UserError = config_lib.UserError
 
 MESHES = [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 8)]
-STEPS = 10
+STEPS = 4
 # Something of everything that is random, and sizes that 8 devices divide.
 MODEL = tiny.RANDOM | {
   'model__num_heads': 8,
@@ -79,15 +79,14 @@ def assert_as_reference(params, losses, start=0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('scan', [False, True])
 @pytest.mark.parametrize('i', range(len(MESHES)))
-def test_same_numbers_on_every_mesh(i, scan):
+def test_same_numbers_on_every_mesh(i):
   """Dropout, stochastic depth and shifts of the images included.
 
-  Any two of a mesh, scanned layers and microbatches meet in a case.
+  Scanned layers and microbatches meet in one case, and in one is neither.
   """
-  mesh, accumulation = MESHES[i], 1 if scan == (i % 2 == 1) else 2
-  e = build(mesh, model__scan=scan, train__accumulation=accumulation)
+  scan, accumulation = i % 2 == 1, 1 + i // 2
+  e = build(MESHES[i], model__scan=scan, train__accumulation=accumulation)
   state, losses = run_steps(e, e.init(), 0, STEPS)
   assert_as_reference(state.params, losses)
 

@@ -47,8 +47,10 @@ def test_is_softmax_attention(tokens, hidden_size, num_heads):
   qkv, grad = example(tokens, hidden_size, jnp.float32)
   shape = (2, tokens, hidden_size)
   assert fused_attention.fits(shape, num_heads, jnp.float32)
-  found = both(fused_attention.fused_attention, qkv, num_heads, grad)
-  for x, expected in zip(found, both(plain, qkv, num_heads, grad), strict=True):
+  actual = both(fused_attention.fused_attention, qkv, num_heads, grad)
+  for x, expected in zip(
+    actual, both(plain, qkv, num_heads, grad), strict=True
+  ):
     np.testing.assert_allclose(x, expected, atol=1e-5 * abs(expected).max())
 
 
@@ -117,18 +119,18 @@ def assert_same_function(fields):
   fused = models.with_kernel(model, 'fused')
   with jax.set_mesh(mesh_of_one()):
     assert 'pallas_call' in str(jax.make_jaxpr(grads, 1)(params, fused))
-    loss, found = grads(params, fused)
+    loss, actual = grads(params, fused)
   expected_loss, expected = grads(params, model)
   np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
   for layer in ('blocks_0', 'blocks_1'):
     # Without rotation softmax does not depend on a bias of keys.
-    of_keys = found[layer]['attention'].get('key_norm', {})
+    of_keys = actual[layer]['attention'].get('key_norm', {})
     if 'bias' in of_keys and not rotates:
       np.testing.assert_allclose(of_keys.pop('bias'), 0, atol=1e-5)
       expected[layer]['attention']['key_norm'].pop('bias')
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * abs(b).max()),
-    found,
+    actual,
     expected,
   )
 
@@ -156,9 +158,9 @@ def test_rotates_queries_and_keys(tokens, hidden_size, num_heads, kind):
     parts[:2] = (rotation(x, None) for x in parts[:2])
     return plain(jnp.stack([x.reshape(shape) for x in parts], 2), num_heads)
 
-  found = both(inside, qkv, num_heads, grad)
+  actual = both(inside, qkv, num_heads, grad)
   expected = both(outside, qkv, num_heads, grad)
-  for x, y in zip(found, expected, strict=True):
+  for x, y in zip(actual, expected, strict=True):
     np.testing.assert_allclose(x, y, atol=1e-5 * abs(y).max())
 
 
@@ -230,10 +232,10 @@ def test_derivatives_of_all_kinds(kind, normalizes):
 
     return compute()
 
-  found, expected = derivatives(kernel), derivatives(plainly)
+  actual, expected = derivatives(kernel), derivatives(plainly)
   for name, tree in expected.items():
     for x, y in zip(
-      jax.tree.leaves(found[name]), jax.tree.leaves(tree), strict=True
+      jax.tree.leaves(actual[name]), jax.tree.leaves(tree), strict=True
     ):
       scale = max(abs(y).max(), 1e-3)
       np.testing.assert_allclose(x, y, atol=3e-5 * scale, err_msg=name)

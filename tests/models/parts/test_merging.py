@@ -23,15 +23,15 @@ def _model(**fields):
 def test_a_merge_loses_nothing(protected, count):
   """Sums are kept, protected tokens stay in front, and all tokens are found."""
   keys, x = jax.random.normal(jax.random.key(1), (2, 2, 13, 6))
-  found = merging.match(keys, count, protected)
-  total = found.total(x)
+  actual = merging.match(keys, count, protected)
+  total = actual.total(x)
   assert total.shape[1] == 13 - min(count, (13 - protected) // 2)
   np.testing.assert_allclose(total.sum(axis=1), x.sum(axis=1), atol=1e-5)
   front = slice(0, protected)
   np.testing.assert_array_equal(total[:, front], x[:, front])
-  spread = jax.nn.one_hot(found.places, total.shape[1], axis=1)
+  spread = jax.nn.one_hot(actual.places, total.shape[1], axis=1)
   np.testing.assert_allclose(spread @ x, total, atol=1e-5)
-  equal = found.mean(jnp.ones_like(x), jnp.ones(x.shape[:2]))
+  equal = actual.mean(jnp.ones_like(x), jnp.ones(x.shape[:2]))
   np.testing.assert_allclose(equal, 1, atol=1e-6)
 
 
@@ -56,14 +56,14 @@ def test_equal_patches_can_be_merged(pool, registers, falls):
   params = {'params': compiled.init(model, jax.random.key(0), image)['params']}
   options = f'4, decreasing={falls}'
   merged = _model(**fields, block=f'merging({options})')
-  wanted = compiled.apply(model, params, image, method='trunk')['features']
-  seen = compiled.apply(merged, params, image, method='trunk')
-  np.testing.assert_allclose(seen['features'], wanted, atol=1e-5)
-  assert seen['sizes'].sum() == 16 + merged.prefix_length
-  assert seen['tokens'].shape[1] == 16 + merged.prefix_length - 12
+  expected = compiled.apply(model, params, image, method='trunk')['features']
+  outputs = compiled.apply(merged, params, image, method='trunk')
+  np.testing.assert_allclose(outputs['features'], expected, atol=1e-5)
+  assert outputs['sizes'].sum() == 16 + merged.prefix_length
+  assert outputs['tokens'].shape[1] == 16 + merged.prefix_length - 12
   unweighted = _model(**fields, block=f'merging({options}, proportional=False)')
-  seen = compiled.apply(unweighted, params, image, method='trunk')
-  assert abs(seen['features'] - wanted).max() > 1e-6
+  outputs = compiled.apply(unweighted, params, image, method='trunk')
+  assert abs(outputs['features'] - expected).max() > 1e-6
 
 
 @pytest.mark.slow
@@ -80,13 +80,13 @@ def test_training_with_merged_tokens_and_without_some_patches():
     )
     return (logits**2).sum()
 
-  whole = gradient(params, jnp.arange(2))
+  expected = gradient(params, jnp.arange(2))
   parts = [gradient(params, jnp.array([i])) for i in range(2)]
-  both = jax.tree.map(jnp.add, *parts)
+  actual = jax.tree.map(jnp.add, *parts)
   jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), whole, both
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), expected, actual
   )
-  seen = compiled.apply(
+  outputs = compiled.apply(
     model,
     {'params': params},
     IMAGES,
@@ -94,22 +94,9 @@ def test_training_with_merged_tokens_and_without_some_patches():
     rngs={'dropout': jax.random.key(3)},
     method='trunk',
   )
-  assert seen['places'].shape == (2, 1 + 8)  # half of 16 patches
+  assert outputs['places'].shape == (2, 1 + 8)  # half of 16 patches
   plain = compiled.apply(model, {'params': params}, IMAGES, method='trunk')
   assert plain['places'].shape == (2, 1 + 16)
-
-
-@pytest.mark.parametrize(
-  ('fields', 'message'),
-  [
-    ({'scan': True}, r'merging\(1\). does not go with scan=True'),
-    ({'positions': "learned + rope(kind='eva02')"}, "positions='rope'"),
-    ({'pool': 'map'}, "pool='map'"),
-  ],
-)
-def test_what_cannot_be_merged(fields, message):
-  with pytest.raises(ValueError, match=message):
-    _model(block='merging(1)', **fields)
 
 
 def test_merged_tokens_are_not_captured():

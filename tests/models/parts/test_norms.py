@@ -87,12 +87,12 @@ def test_values_and_gradients_are_those_of_linen(dtype):
     def loss(params, x, norm):
       return (norm.apply({'params': params}, x) * target).sum()
 
-    found, expected = (
+    actual, expected = (
       jax.value_and_grad(loss, (0, 1))(params, x, norm) for norm in pair
     )
     limit = 2e-2 if dtype == jnp.bfloat16 else 1e-4
     for a, b in zip(
-      jax.tree.leaves(found), jax.tree.leaves(expected), strict=True
+      jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True
     ):
       a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
       np.testing.assert_allclose(a, b, atol=limit * max(abs(b).max(), 1e-2))
@@ -120,19 +120,19 @@ def test_a_mean_that_all_channels_share_changes_nothing(name):
 
 def test_decoders_of_maps_have_it():
   """A mean that all channels share changes nothing."""
-  near = jnp.round(64 * numbers((2, 4, 4, 16), 0, 0.5)) / 64
+  rounded = jnp.round(64 * numbers((2, 4, 4, 16), 0, 0.5)) / 64
   for module, apply in [
     (setr.UpHead(3, channels=8), lambda f, x: f(x)),
     (setr.Neck(channels=8), lambda f, x: f([x, x])),
   ]:
-    params = apply(functools.partial(module.init, jax.random.key(0)), near)
-    found, expected = (
+    params = apply(functools.partial(module.init, jax.random.key(0)), rounded)
+    actual, expected = (
       apply(functools.partial(module.apply, params), x)
-      for x in (near + 1449, near)
+      for x in (rounded + 1449, rounded)
     )
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * abs(b).max()),
-      found,
+      actual,
       expected,
     )
 
