@@ -70,7 +70,6 @@ class Image(Feature):
     inputs: What such inputs are called in errors.
     filler: Class that decodes and crops them on the host for `host.batches`.
     device: Module that prepares them on the device; '': `device.views`.
-    reader: Function that reads them for `Preprocess.pixels`.
     part: What a picture shows of an input of three axes.
   """
 
@@ -79,7 +78,6 @@ class Image(Feature):
   inputs: ClassVar[str] = 'images'
   filler: ClassVar[str] = 'vit_jax.data.host.images:ImageFiller'
   device: ClassVar[str] = ''
-  reader: ClassVar[str] = 'vit_jax.data.given:images'
   part: ClassVar[str] = 'slice'
 
   def whole_size(self, training: bool) -> tuple[int, int] | None:

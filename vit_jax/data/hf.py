@@ -111,9 +111,6 @@ class HfSource(rows.RowSource):
   def _row_name(self, row: rows.Row) -> str:
     return f'{self._name}, row {row[1]} of {row[0]}'
 
-  def _key(self, row: rows.Row) -> str:
-    return f'{row[0]}/{row[1]}'
-
   def _stored(self, split: str, column: str) -> Any:
     """Returns a column of a split as Arrow has it, with images encoded."""
     dataset = self._datasets[split]

@@ -83,7 +83,6 @@ class Recording(Image):
   short: str
   filler: ClassVar[str] = 'vit_jax.data.host.clips:ClipFiller'
   device: ClassVar[str] = 'vit_jax.data.device.clips'
-  reader: ClassVar[str] = 'vit_jax.data.given_recordings:pixels'
 
   def set_keys(self, config: ml_collections.ConfigDict) -> None:
     """Sets `config.data.video` or `config.data.audio`."""

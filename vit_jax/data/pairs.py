@@ -36,26 +36,23 @@ _CLASSES = 'classes.txt'
 Pair = tuple[str, str]  # the paths of an image and its map
 
 
-class PairedSource(base.SelectedSource):
+class PairedSource(base.Table):
   """Examples of two files: an image or a scan, and its map."""
 
   _root: str
-  _pairs: dict[str, list[Pair]]
-
-  def _pair(self, position: int) -> Pair:
-    split, row, _ = self._selection.locate(position)
-    return self._pairs[split][row]
 
   def _names(self, pairs: Iterable[Pair]) -> list[str]:
     return [os.path.relpath(x, self._root) for pair in pairs for x in pair]
 
-  def file(self, position: int) -> str:
+  def path(self, split: str, row: Pair) -> str:
     """Returns the path of an example's image."""
-    return self._pair(position)[0]
+    del split
+    return row[0]
 
-  def id(self, position: int) -> str:
+  def key(self, split: str, row: Pair) -> str:
     """Returns the path of an example's image below the folder."""
-    return os.path.relpath(self.file(position), self._root)
+    del split
+    return os.path.relpath(row[0], self._root)
 
 
 class PairsSource(PairedSource):
@@ -100,9 +97,8 @@ class PairsSource(PairedSource):
         return voc.pairs(root, lists[name])
       return match(*folders[name], suffixes=suffixes)
 
-    self._pairs = {name: list_pairs(name) for name in splits_there}
-    sizes = {name: len(x) for name, x in self._pairs.items()}
-    self._selection = splits.Selection(split, sizes, root, aliases)
+    path_pairs = {name: list_pairs(name) for name in splits_there}
+    super().__init__(split, path_pairs, root, aliases)
 
   @classmethod
   def from_config(
@@ -118,16 +114,15 @@ class PairsSource(PairedSource):
     root = base.data_path(name)
     return list(voc.lists(root) or split_folders(root))
 
-  def read(self, position: int) -> base.Example:
-    """Returns an example, not decoded."""
-    *_, index = self._selection.locate(position)
-    image, labels = self._pair(position)
+  def example(self, split: str, row: Pair) -> base.Example:
+    """Returns the example of two files, not decoded."""
+    image, labels = row
     data = folder.read_image(labels)
     values = {
       'image': folder.read_image(image),
       'map': self._codes.decoded(data, self._ignore, labels),
     }
-    return base.Example(values, index, image, {'map': labels})
+    return base.Example(values, -1, image, {'map': labels})
 
   def bits(self) -> int:
     """Returns 16 if a header of the first images says so, else 8."""
@@ -135,8 +130,8 @@ class PairsSource(PairedSource):
 
   def fingerprint(self) -> str:
     """Returns a digest of the names of files and classes, not of the images."""
-    names = self._names(itertools.chain(*self._pairs.values()))
-    ranges = map(str, self._selection.ranges)
+    names = self._names(itertools.chain(*self.rows.values()))
+    ranges = map(str, self.selection.ranges)
     codes = [str(self._codes)] * (self._codes != codes_lib.Codes())
     return base.digest([*self.classes, *ranges, *names, *codes])
 

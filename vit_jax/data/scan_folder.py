@@ -24,7 +24,6 @@ from vit_jax.data import folder
 from vit_jax.data import input_kinds
 from vit_jax.data import pairs
 from vit_jax.data import scans
-from vit_jax.data import splits
 from vit_jax.runs import safe_io
 
 _TRAIN = 'train'
@@ -51,10 +50,8 @@ class ScansSource(pairs.PairedSource):
       }
       classes = pairs.read_classes(root)
     aliases = folder.other_names(root, split, list(by_split))
-    self._pairs = by_split
-    sizes = {name: len(split_pairs) for name, split_pairs in by_split.items()}
-    self._selection = splits.Selection(split, sizes, root, aliases)
-    headers = [self._checked(i, config) for i in range(len(self))]
+    super().__init__(split, by_split, root, aliases)
+    headers = [self._checked(*pair, config) for _, pair in self.selected()]
     self._dtype = max(x.dtype.itemsize for x in headers)
     largest = [self._preparation.size(x) for x in headers]
     crop = config_lib.sides(config.data.image_size)
@@ -76,10 +73,9 @@ class ScansSource(pairs.PairedSource):
     has_pairs = pairs.holds_pairs(root)
     return list(pairs.split_folders(root)) if has_pairs else [_TRAIN]
 
-  def read(self, position: int) -> base.Example:
+  def example(self, split: str, row: pairs.Pair) -> base.Example:
     """Returns a scan, resampled and windowed, and its map."""
-    *_, index = self._selection.locate(position)
-    image, labels = self._pair(position)
+    image, labels = row
     values, header = scans.read(image)
     classes, _ = scans.read_labels(labels, header)
     parts = {
@@ -87,7 +83,7 @@ class ScansSource(pairs.PairedSource):
       # The spacings of both files may differ by rounding.
       'map': scans.fitted(classes, self._preparation.size(header)),
     }
-    return base.Example(parts, index, image, {'map': labels})
+    return base.Example(parts, -1, image, {'map': labels})
 
   def bits(self) -> int:
     """Returns 16 where a window is scaled, or values are stored so, else 8."""
@@ -95,16 +91,15 @@ class ScansSource(pairs.PairedSource):
 
   def fingerprint(self) -> str:
     """Returns a digest of names, classes and preparation, not of the scans."""
-    names = self._names(map(self._pair, range(len(self))))
+    names = self._names(pair for _, pair in self.selected())
     # Written under the class's first name: work directories hold this digest.
     spacing, window = self._preparation.spacing, self._preparation.window
     settings = f'How(spacing={spacing!r}, window={window!r})'
     return base.digest([*self.classes, settings, *names])
 
   def _checked(
-    self, position: int, config: ml_collections.ConfigDict
+    self, image: str, labels: str, config: ml_collections.ConfigDict
   ) -> scans.Header:
-    image, labels = self._pair(position)
     header = scans.header(image)
     of_map = scans.header(labels, header)
     if header.size != of_map.size:

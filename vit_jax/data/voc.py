@@ -18,10 +18,11 @@ from vit_jax.runs import safe_io
 _MAPS = 'SegmentationClass'
 _LISTS = (os.path.join('ImageSets', 'Segmentation'), 'ImageSets')
 _SPLITS = ('train', 'val', 'test')  # trainval is 'train+val'
-CLASSES = (
-  *('background', 'aeroplane', 'bicycle', 'bird', 'boat', 'bottle', 'bus'),
-  *('car', 'cat', 'chair', 'cow', 'diningtable', 'dog', 'horse', 'motorbike'),
-  *('person', 'pottedplant', 'sheep', 'sofa', 'train', 'tvmonitor'),
+CLASSES = tuple(
+  """
+  background aeroplane bicycle bird boat bottle bus car cat chair cow
+  diningtable dog horse motorbike person pottedplant sheep sofa train tvmonitor
+  """.split()
 )
 
 
