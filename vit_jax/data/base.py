@@ -114,7 +114,7 @@ class Source(abc.ABC):
 
   def bits(self) -> int:
     """Returns the bits of a stored value, 8 or 16."""
-    return 8
+    return features_lib.image(self.features).bits or 8
 
   def captions(self, position: int) -> Sequence[str]:
     """Returns the captions of an example; decodes no image."""

@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import itertools
 import os
-from typing import Any
 from typing import ClassVar
 
 from absl import logging
@@ -83,6 +82,7 @@ class FolderSource(base.Table):
     without a file.
     """
     root = base.data_path(config.data.name)
+    self._frames = config_lib.sides(config.data.image_size)[0]
     self._folders = split_folders(root)
     self._prefixes = {
       name: '' if path == root else f'{os.path.basename(path)}/'
@@ -152,12 +152,8 @@ class FolderSource(base.Table):
   def example(self, split: str, row: str) -> base.Example:
     """Returns the example of a file, as 'class/a.png', not decoded."""
     path = self.path(split, row)
-    values = {'image': self.open(path), 'label': self._label(row)}
-    return base.Example(values, -1, path)
-
-  def open(self, path: str) -> Any:
-    """Returns the image of a file as an example has it."""
-    return read_image(path)
+    image = features.image(self.features).open(path, self._frames)
+    return base.Example({'image': image, 'label': self._label(row)}, -1, path)
 
   def path(self, split: str, row: str) -> str:
     """Returns the path of a file."""
@@ -171,8 +167,9 @@ class FolderSource(base.Table):
     return self._label_of[row.split('/')[0]]
 
   def bits(self) -> int:
-    """Returns 16 if a header of the first files says so, else 8."""
-    return sample_bits(map(self.file, range(len(self))))
+    """Returns 16 if a header of the first images says so, else 8."""
+    bits = features.image(self.features).bits
+    return bits or sample_bits(map(self.file, range(len(self))))
 
   def column(self, name: str) -> np.ndarray:
     """Returns a target of all examples; reads no file for the labels."""

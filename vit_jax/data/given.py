@@ -17,8 +17,6 @@ from vit_jax.data.host import batches
 from vit_jax.data.host import decode
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
-from vit_jax.data.host import sound_files
-from vit_jax.data.host import video_files
 from vit_jax.data.preprocess import Preprocess
 
 
@@ -49,10 +47,16 @@ class GivenSource(base.Source):
     value = self._inputs[position]
     noun = 'input' if isinstance(self._kind, input_kinds.Recording) else 'image'
     name = self.file(position) or f'{noun} {position}'
-    if isinstance(self._kind, input_kinds.Audio):
+    if is_path(value):
+      value = self._kind.open(name, self._frames)
+    elif isinstance(self._kind, input_kinds.Audio):
       value = _spectrogram(value, self._kind, self._frames, name)
     elif isinstance(self._kind, input_kinds.Video):
-      value = _video(value, name)
+      value = np.asarray(value)
+      if value.ndim != 4 or value.dtype != np.uint8:
+        raise UserError(
+          f'{name} is no video: give a path, or uint8 [T, h, w, C]'
+        )
     else:
       value = load(value, self._channels, name, self._levels)
     return base.Example({'image': value}, position, name)
@@ -198,24 +202,10 @@ def _from_pil(image: Any) -> np.ndarray:
   return np.asarray(image.convert('L' if image.mode in ('1', 'L') else 'RGB'))
 
 
-def _video(video: Any, video_name: str) -> Any:
-  """Returns the frames of a path, not decoded, or uint8 [T, h, w, C]."""
-  if is_path(video):
-    return video_files.open_video(video_name)
-  array = np.asarray(video)
-  if array.ndim != 4 or array.dtype != np.uint8:
-    raise UserError(
-      f'{video_name} is no video: give a path, or uint8 [T, h, w, C]'
-    )
-  return array
-
-
 def _spectrogram(
   sound: Any, audio: input_kinds.Audio, frames: int, sound_name: str
 ) -> np.ndarray:
-  """Returns the spectrogram of a path or a waveform, uint16 [T, M, 1]."""
-  if is_path(sound):
-    return sound_files.read(sound_name, audio, frames)
+  """Returns the spectrogram of a waveform, uint16 [T, M, 1]."""
   waveform = np.asarray(sound)
   if waveform.ndim != 1 or waveform.dtype != np.float32:
     raise UserError(
