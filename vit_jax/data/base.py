@@ -165,8 +165,8 @@ class Table(Source):
     return len(self.selection)
 
   @abc.abstractmethod
-  def example(self, split: str, row: Any) -> Example:
-    """Returns the example of a row, with any index."""
+  def example(self, split: str, row: Any, index: int) -> Example:
+    """Returns the example of a row, as it is stored, with an index."""
 
   def key(self, split: str, row: Any) -> str:
     """Returns a name of a row that does not depend on the slice."""
@@ -188,8 +188,8 @@ class Table(Source):
 
   def read(self, position: int) -> Example:
     """Returns an example, as it is stored."""
-    *_, index = self.selection.locate(position)
-    return dataclasses.replace(self.example(*self.row(position)), index=index)
+    split, number, index = self.selection.locate(position)
+    return self.example(split, self.rows[split][number], index)
 
   def file(self, position: int) -> str | None:
     """Returns the path of an example's file, None where it has none."""

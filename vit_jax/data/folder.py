@@ -149,11 +149,12 @@ class FolderSource(base.Table):
     paired: type[base.Source] | None = config_lib.wing(_PAIRED)(root)
     return paired
 
-  def example(self, split: str, row: str) -> base.Example:
+  def example(self, split: str, row: str, index: int) -> base.Example:
     """Returns the example of a file, as 'class/a.png', not decoded."""
     path = self.path(split, row)
     image = features.image(self.features).open(path, self._frames)
-    return base.Example({'image': image, 'label': self._label(row)}, -1, path)
+    values = {'image': image, 'label': self._label(row)}
+    return base.Example(values, index, path)
 
   def path(self, split: str, row: str) -> str:
     """Returns the path of a file."""

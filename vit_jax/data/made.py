@@ -33,11 +33,11 @@ class MadeSource(base.Table):
   ) -> dict[str, Any]:
     """Makes the values of the example in a row of a whole split."""
 
-  def example(self, split: str, row: int) -> base.Example:
+  def example(self, split: str, row: int, index: int) -> base.Example:
     """Returns an example, made here."""
     key = _SEED, [*self.sizes].index(split), row
     values = self.values(split, row, np.random.default_rng(key))
-    return base.Example(values, row, f'{self.kind} {row} of {split}')
+    return base.Example(values, index, f'{self.kind} {row} of {split}')
 
   def fingerprint(self) -> str:
     """Returns a digest of all that the examples depend on."""

@@ -114,7 +114,7 @@ class PairsSource(PairedSource):
     root = base.data_path(name)
     return list(voc.lists(root) or split_folders(root))
 
-  def example(self, split: str, row: Pair) -> base.Example:
+  def example(self, split: str, row: Pair, index: int) -> base.Example:
     """Returns the example of two files, not decoded."""
     image, labels = row
     data = folder.read_image(labels)
@@ -122,7 +122,7 @@ class PairsSource(PairedSource):
       'image': folder.read_image(image),
       'map': self._codes.decoded(data, self._ignore, labels),
     }
-    return base.Example(values, -1, image, {'map': labels})
+    return base.Example(values, index, image, {'map': labels})
 
   def bits(self) -> int:
     """Returns 16 if a header of the first images says so, else 8."""

@@ -94,7 +94,7 @@ class RowSource(base.Table):
   def _row_name(self, row: Row) -> str:
     """Returns the name of a row, for errors."""
 
-  def example(self, split: str, row: int) -> base.Example:
+  def example(self, split: str, row: int, index: int) -> base.Example:
     """Returns the example of a row, not decoded."""
     place = split, row
     values = {
@@ -107,7 +107,7 @@ class RowSource(base.Table):
       labels, name = self._content('map', place)
       values['map'] = self._codes.decoded(labels, feature.ignore, name)
       files['map'] = name
-    return base.Example({'image': image, **values}, -1, image_name, files)
+    return base.Example({'image': image, **values}, index, image_name, files)
 
   def _content(self, name: str, row: Row) -> tuple[bytes, str]:
     """Returns the encoded image or map of a row, and its name for errors."""

@@ -73,7 +73,7 @@ class ScansSource(pairs.PairedSource):
     has_pairs = pairs.holds_pairs(root)
     return list(pairs.split_folders(root)) if has_pairs else [_TRAIN]
 
-  def example(self, split: str, row: pairs.Pair) -> base.Example:
+  def example(self, split: str, row: pairs.Pair, index: int) -> base.Example:
     """Returns a scan, resampled and windowed, and its map."""
     image, labels = row
     values, header = scans.read(image)
@@ -83,7 +83,7 @@ class ScansSource(pairs.PairedSource):
       # The spacings of both files may differ by rounding.
       'map': scans.fitted(classes, self._preparation.size(header)),
     }
-    return base.Example(parts, -1, image, {'map': labels})
+    return base.Example(parts, index, image, {'map': labels})
 
   def bits(self) -> int:
     """Returns 16 where a window is scaled, or values are stored so, else 8."""

@@ -110,7 +110,7 @@ class TfdsSource(base.Table):
       f' of a TFDS dataset{unknown}'
     )
 
-  def example(self, split: str, row: int) -> base.Example:
+  def example(self, split: str, row: int, index: int) -> base.Example:
     """Returns the example of a record, not decoded."""
     from tensorflow_datasets.proto import tf_example_pb2
 
@@ -131,7 +131,7 @@ class TfdsSource(base.Table):
       values['text'] = [x.decode() for x in stored if x.strip()]
       if not values['text']:
         raise UserError(f'{record_name}, has no caption: choose another split')
-    return base.Example(values, row, record_name)
+    return base.Example(values, index, record_name)
 
   def bits(self) -> int:
     """Returns the bits of a stored value, as the dataset says."""
