@@ -28,8 +28,10 @@ class GivenSource(base.Source):
   [T, h, w, C], and a sound a waveform, float32 [S], of the model's sample rate.
   """
 
-  def __init__(self, inputs: Iterable[Any], preprocess: Preprocess):
-    """Holds inputs for a model; reads nothing yet."""
+  def __init__(
+    self, inputs: Iterable[Any], preprocess: Preprocess, first: int = 0
+  ):
+    """Holds inputs for a model; errors number them from `first`."""
     kind = preprocess.input
     self._frames = preprocess.image_size[0]  # least of a spectrogram
     self._channels, self._levels = preprocess.channels, preprocess.levels
@@ -37,7 +39,7 @@ class GivenSource(base.Source):
     self._kind = kind if is_recording else features_lib.Image()
     # They may differ in size.
     self.features = {'image': dataclasses.replace(self._kind, size=None)}
-    self._inputs = tuple(inputs)
+    self._inputs, self._first = tuple(inputs), first
 
   def __len__(self) -> int:
     return len(self._inputs)
@@ -46,7 +48,7 @@ class GivenSource(base.Source):
     """Returns an example; a file of an image or a video is not decoded."""
     value = self._inputs[position]
     noun = 'input' if isinstance(self._kind, input_kinds.Recording) else 'image'
-    name = self.file(position) or f'{noun} {position}'
+    name = self.file(position) or f'{noun} {self._first + position}'
     if is_path(value):
       value = self._kind.open(name, self._frames)
     elif isinstance(self._kind, input_kinds.Audio):
@@ -86,22 +88,25 @@ def pixels(preprocess: Preprocess, inputs: Any) -> np.ndarray:
       ' predict, or measure it, by evaluate'
     )
   axes = {input_kinds.Video: 4, input_kinds.Audio: 1}.get(type(kind), 3)
-  source = GivenSource(as_sequence(inputs, axes), preprocess)
-  if not len(source):
+  crops = []
+  # One by one, since they may be made as they are asked for.
+  for i, value in enumerate(as_sequence(inputs, axes)):
+    maker = batches.BatchMaker(
+      GivenSource([value], preprocess, i),
+      preprocess.channels,
+      {'image': geometry.View(preprocess.crop)},
+      rows=range(1),
+      batch_size=1,
+      seed=0,  # evaluation draws nothing
+      levels=preprocess.levels,
+      in_order=True,
+    )
+    crops.append(maker(0)['image'])
+  if not crops:
     raise UserError(
       'there is nothing to predict' if is_recording else 'there are no images'
     )
-  maker = batches.BatchMaker(
-    source,
-    preprocess.channels,
-    {'image': geometry.View(preprocess.crop)},
-    range(len(source)),
-    batch_size=len(source),
-    seed=0,  # evaluation draws nothing
-    levels=preprocess.levels,
-    in_order=True,
-  )
-  return maker(0)['image']
+  return np.concatenate(crops)
 
 
 def covering(
