@@ -35,6 +35,7 @@ _MOST = 2**31  # limit of places and modalities of a scan
 _SAME_PLACE = 0.05
 # Distance of a label from a whole number, after a slope.
 _LABEL_TOLERANCE = 1e-3
+_MOST_VALUE = 1e30  # of a window
 _MOST_LABEL = 2**24  # beyond any label, and exact in float32
 
 Size = tuple[int, int, int]
@@ -125,14 +126,7 @@ def is_spacing(value: Any) -> bool:
 
 def is_window(value: Any) -> bool:
   """Whether a value can be `Preparation.window`."""
-  if value == 'type':
-    return True
-  if isinstance(value, str):
-    part = levels.percentiles(value)
-    return part is not None and 0 <= part[0] < part[1] <= 100
-  pair = isinstance(value, tuple) and len(value) == 2
-  numbers = pair and all(type(x) in (int, float) for x in value)
-  return bool(numbers) and -1e30 < value[0] < value[1] < 1e30
+  return levels.is_window(value, -_MOST_VALUE, _MOST_VALUE)
 
 
 def stem(path: str) -> str:

@@ -9,7 +9,6 @@ them. Nothing here needs JAX.
 
 import dataclasses
 import functools
-import math
 import re
 from typing import Any
 
@@ -121,36 +120,37 @@ def percentiles(intensity: Any) -> tuple[float, float] | None:
   return (float(match[1]), float(match[2])) if match else None
 
 
+def is_window(value: Any, least: float, most: float) -> bool:
+  """Whether this is 'type', percentiles, or (low, high) within limits."""
+  if isinstance(value, str):
+    low, high = percentiles(value) or (0, 0)
+    return value == 'type' or 0 <= low < high <= 100
+  is_pair = isinstance(value, tuple | list) and len(value) == 2
+  if not is_pair or any(type(x) not in (int, float) for x in value):
+    return False
+  return least <= value[0] < value[1] <= most  # of NaN, nothing is true
+
+
 def check(config: ml_collections.ConfigDict) -> None:
   """Checks `config.data.intensity` and what goes with it."""
   data = config.data
   if data.bits not in (None, 8, 16):
     raise UserError(f'config.data.bits is {data.bits}: choose 8 or 16')
-  part = percentiles(data.intensity)
-  if part is not None and 0 <= part[0] < part[1] <= 100:
-    if data.intensity_window:
-      _check_window('intensity_window', data.intensity_window)
-    return
-  if data.intensity_window:
+  if data.intensity_window and percentiles(data.intensity) is None:
     raise UserError(
       'config.data.intensity_window is what percentiles come to: set'
       ' config.data.intensity alone'
     )
-  if data.intensity != 'type':
-    _check_window('intensity', data.intensity)
-
-
-def _check_window(key: str, window: Any) -> None:
-  good = isinstance(window, tuple | list) and len(window) == 2
-  good = good and all(
-    type(x) in (int, float) and math.isfinite(x) for x in window
-  )
-  if not good or not 0 <= window[0] < window[1] <= 65535:
-    raise UserError(
-      f"config.data.{key} is {window!r}: write 'type' (the range of the stored"
-      " type), 'percentiles(0.5,99.5)' of the training split, or (low, high)"
-      ' in stored units, from 0 to 65535'
-    )
+  windows = {'intensity': data.intensity}
+  if data.intensity_window:
+    windows['intensity_window'] = tuple(data.intensity_window)  # no text
+  for key, window in windows.items():
+    if not is_window(window, 0, 65535):
+      raise UserError(
+        f"config.data.{key} is {data[key]!r}: write 'type' (the range of the"
+        " stored type), 'percentiles(0.5,99.5)' of the training split, or (low,"
+        ' high) in stored units, from 0 to 65535'
+      )
 
 
 @functools.cache  # once
