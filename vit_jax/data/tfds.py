@@ -160,9 +160,16 @@ def _prepared_builder(
   name: str, data_dir: str | None
 ) -> 'tfds.core.DatasetBuilder':
   import tensorflow_datasets as tfds
+  from tensorflow_datasets.core import naming
+  from tensorflow_datasets.core.utils import file_utils
 
   # Checked first, since TFDS prints three lines about an unknown name.
-  if not _is_known(name, data_dir):
+  dataset = naming.camelcase_to_snakecase(re.split('[/:]', name)[0])
+  folders = map(os.path.expanduser, file_utils.list_data_dirs(data_dir))
+  has_code = dataset in tfds.list_builders(with_community_datasets=False)
+  if not has_code and not any(
+    os.path.isdir(os.path.join(folder, dataset)) for folder in folders
+  ):
     raise _unknown_name(name)
   try:
     builder = tfds.builder(name, data_dir=data_dir)
@@ -188,21 +195,6 @@ def _prepared_builder(
       f' has no random access: run {command}'
     )
   return builder
-
-
-def _is_known(name: str, data_dir: str | None) -> bool:
-  """Whether TFDS has code for a dataset, or there are files of it."""
-  import tensorflow_datasets as tfds
-  from tensorflow_datasets.core import naming
-  from tensorflow_datasets.core.utils import file_utils
-
-  dataset = naming.camelcase_to_snakecase(re.split('[/:]', name)[0])
-  if dataset in tfds.list_builders(with_community_datasets=False):
-    return True
-  return any(
-    os.path.isdir(os.path.join(os.path.expanduser(folder), dataset))
-    for folder in file_utils.list_data_dirs(data_dir)
-  )
 
 
 def _unknown_name(name: str) -> UserError:
