@@ -184,7 +184,9 @@ class Table(Source):
 
   def selected(self) -> Iterator[tuple[str, Any]]:
     """Yields the whole split and the row of all examples."""
-    return map(self.row, range(len(self)))
+    for split, start, stop in self.selection.ranges:
+      for row in self.rows[split][start:stop]:
+        yield split, row
 
   def read(self, position: int) -> Example:
     """Returns an example, as it is stored."""
