@@ -19,7 +19,18 @@ from vit_jax.data import features
 from vit_jax.data import splits
 
 # By source: its fingerprint, and digests of batches of training and evaluation.
-FROZEN = {}
+FROZEN = {
+  'csv': ('bb53db0ed8e69004', '8f1bcd0e0761b57e', 'b60650b7c3da324d'),
+  'captions': ('50370bb884f885bd', 'ba9363c0d3924810', '683c9c288e74aee9'),
+  'parquet': ('95242bcff64c1364', '60cc670e421c0552', 'fde9bba3b1dcff7e'),
+  'hf': ('41fbebf9ece8c6ce', '67a40ee8d25157aa', '1d425d0b153207b1'),
+  'tar': ('9d8f092632c775f4', '63dbf441f0ff53b8', '6d34a58e16dd8bef'),
+  'pairs': ('9aeb221bd329fc2b', 'cfd24f8ea9984868', '0e8aad41d13e9372'),
+  'scans': ('dff34496f5f69e35', 'efb1c33eae015620', '83c5d0de4c363d40'),
+  'video': ('8459d08741363e00', 'ec8cbf99266e87db', '00c3db506ab63d3b'),
+  'tones': ('eb1d505647f28670', 'ef90f6cb1ab4b296', 'b16be7ed38579384'),
+  'own': ('8b716ab968b94057', 'f1e91225ba275322', '889167a4838d5000'),
+}
 COUNT = 9
 
 
