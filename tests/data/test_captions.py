@@ -2,6 +2,7 @@
 
 import contextlib
 
+import commands
 import cv2
 import numpy as np
 import pandas as pd
@@ -138,6 +139,15 @@ def test_a_table_without_captions(tmp_path):
   )
   with pytest.raises(UserError, match='has no captions: name their columns'):
     data.open_split(config, 'data.split')
+
+
+def test_kinds_and_scans_need_no_tokenizer():
+  result = commands.python(
+    '-c',
+    'import sys, vit_jax.data.features, vit_jax.data.scans\n'
+    'print([x for x in sys.modules if "tokeniz" in x or "vocabular" in x])',
+  )
+  assert result.stdout == '[]\n', result.stderr
 
 
 def test_unknown_words_are_bytes():
