@@ -28,7 +28,6 @@ from vit_jax.data import pairs as pairs_lib
 from vit_jax.data import scan_folder
 from vit_jax.data import sources
 from vit_jax.data import target_kinds
-from vit_jax.data import voc
 from vit_jax.data.host import batches
 from vit_jax.data.host import clips
 from vit_jax.data.host import decode
@@ -97,7 +96,7 @@ def list_folder(root: str, split_of: Mapping[str, str] | None = None) -> Survey:
       f' --config.data.name={data_name}'
     )
   if pairs_lib.holds_maps(root):
-    names = voc.lists(root) or pairs_lib.split_folders(root)
+    names = pairs_lib.voc_lists(root) or pairs_lib.split_folders(root)
     opened = {name: pairs_lib.PairsSource(root, name) for name in names}
     return _survey_sources(data_name, opened)
   folders = folder_lib.split_folders(root)
