@@ -75,20 +75,10 @@ class PairsSource(PairedSource):
   They are ordered by a hash of the image's path below the split's folder.
   """
 
-  def __init__(
-    self,
-    root: str,
-    split: str,
-    image_shape: tuple[int, int] | None = None,
-    codes: codes_lib.Codes | None = None,
-  ):
-    """Lists the files.
-
-    `image_shape` is (height, width) where all images are known to have one
-    size. `codes` says how maps are stored, and names of files; None: numbers
-    from 0, and the names of the images.
-    """
-    self._root, self._codes = root, codes or codes_lib.Codes()
+  def __init__(self, config: ml_collections.ConfigDict, split: str):
+    """Lists the files of the folder that `config.data.name` names."""
+    self._root = root = base.data_path(config.data.name)
+    self._codes = codes_lib.from_config(config)
     lists = voc_lists(root)
     names = os.path.join(root, _CLASSES)
     classes = self._codes.classes
@@ -96,7 +86,8 @@ class PairsSource(PairedSource):
       is_voc = lists and not os.path.exists(names)
       classes = VOC_CLASSES if is_voc else read_classes(root)
     feature = self._codes.feature(classes, names)
-    self.features = {'image': features.Image(image_shape), 'map': feature}
+    image = features.Image(base.source_size(config))
+    self.features = {'image': image, 'map': feature}
     self._ignore = feature.ignore
     folders = {} if lists else split_folders(root)
     splits_there = lists or folders
@@ -113,14 +104,6 @@ class PairsSource(PairedSource):
 
     path_pairs = {name: list_pairs(name) for name in splits_there}
     super().__init__(split, path_pairs, root, aliases)
-
-  @classmethod
-  def from_config(
-    cls, config: ml_collections.ConfigDict, split: str
-  ) -> base.Source:
-    """Opens a split of the folder that `config.data.name` names."""
-    root, size = base.data_path(config.data.name), base.source_size(config)
-    return cls(root, split, size, codes_lib.from_config(config))
 
   @classmethod
   def split_names(cls, name: str) -> list[str]:

@@ -16,6 +16,7 @@ import cv2
 import ml_collections
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax import tables
 from vit_jax.config import counted
 from vit_jax.config import parts
@@ -96,8 +97,10 @@ def list_folder(root: str, split_of: Mapping[str, str] | None = None) -> Survey:
       f' --config.data.name={data_name}'
     )
   if pairs_lib.holds_maps(root):
-    names = pairs_lib.voc_lists(root) or pairs_lib.split_folders(root)
-    opened = {name: pairs_lib.PairsSource(root, name) for name in names}
+    config = config_lib.default()
+    config.data.name = data_name
+    names = pairs_lib.PairsSource.split_names(data_name)
+    opened = {name: pairs_lib.PairsSource(config, name) for name in names}
     return _survey_sources(data_name, opened)
   folders = folder_lib.split_folders(root)
   classes = folder_lib.class_names(folders, folders)
