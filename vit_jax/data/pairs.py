@@ -138,11 +138,6 @@ def holds_pairs(root: str) -> bool:
   return bool(_image_and_map_folders(root) or _splits_with_pairs(root))
 
 
-def holds_maps(root: str) -> bool:
-  """Whether `PairsSource` reads a folder: pairs, or lists of them."""
-  return holds_pairs(root) or bool(voc_lists(root))
-
-
 def read_classes(root: str) -> tuple[str, ...]:
   """Returns the names in classes.txt."""
   path = os.path.join(root, _CLASSES)

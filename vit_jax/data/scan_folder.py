@@ -135,19 +135,13 @@ class ScansSource(pairs.PairedSource):
 
 def find_source(root: str) -> type[base.Source] | None:
   """Returns the class that reads a folder with maps; None: it has none."""
-  if holds_scans(root):
-    return ScansSource
-  return pairs.PairsSource if pairs.holds_maps(root) else None
-
-
-def holds_scans(root: str) -> bool:
-  """Whether a folder has scans with maps."""
   if os.path.isfile(os.path.join(root, folder.DECATHLON)):
-    return True
-  if not pairs.holds_pairs(root):
-    return False
-  images, _ = next(iter(pairs.split_folders(root).values()))
-  return bool(scans.below(images)) and not folder.images_below(images)
+    return ScansSource
+  if pairs.holds_pairs(root):
+    images, _ = next(iter(pairs.split_folders(root).values()))
+    has_scans = scans.below(images) and not folder.images_below(images)
+    return ScansSource if has_scans else pairs.PairsSource
+  return pairs.PairsSource if pairs.voc_lists(root) else None
 
 
 def _decathlon(root: str) -> tuple[tuple[str, ...], list[pairs.Pair]]:
