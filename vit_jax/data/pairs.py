@@ -133,11 +133,6 @@ class PairsSource(PairedSource):
     return base.digest([*self.classes, *ranges, *names, *codes])
 
 
-def holds_pairs(root: str) -> bool:
-  """Whether a folder, or each split in it, has images/ and maps beside it."""
-  return bool(_image_and_map_folders(root) or _splits_with_pairs(root))
-
-
 def read_classes(root: str) -> tuple[str, ...]:
   """Returns the names in classes.txt."""
   path = os.path.join(root, _CLASSES)
@@ -157,12 +152,16 @@ def read_classes(root: str) -> tuple[str, ...]:
 
 
 def split_folders(root: str) -> dict[str, Pair]:
-  """Returns the folders of images and of maps of each split that has maps."""
+  """Returns the folders of images and of maps of each split that has maps.
+
+  {}: no folder of images has one of maps beside it.
+  """
   outer = _splits_with_pairs(root)
   if outer:
     return _by_split(outer)
   folder_pair = _image_and_map_folders(root)
-  assert folder_pair is not None  # the caller asked `holds_pairs`
+  if folder_pair is None:
+    return {}
   images, maps = folder_pair
   inner = {
     name: (os.path.join(images, name), os.path.join(maps, name))

@@ -70,8 +70,7 @@ class ScansSource(pairs.PairedSource):
   def split_names(cls, name: str) -> list[str]:
     """Returns the splits of a folder, in order; 'train' of the Decathlon."""
     root = base.data_path(name)
-    has_pairs = pairs.holds_pairs(root)
-    return list(pairs.split_folders(root)) if has_pairs else [_TRAIN]
+    return list(pairs.split_folders(root)) or [_TRAIN]
 
   def example(self, split: str, row: pairs.Pair, index: int) -> base.Example:
     """Returns a scan, resampled and windowed, and its map."""
@@ -137,8 +136,8 @@ def find_source(root: str) -> type[base.Source] | None:
   """Returns the class that reads a folder with maps; None: it has none."""
   if os.path.isfile(os.path.join(root, folder.DECATHLON)):
     return ScansSource
-  if pairs.holds_pairs(root):
-    images, _ = next(iter(pairs.split_folders(root).values()))
+  if folders := pairs.split_folders(root):
+    images, _ = next(iter(folders.values()))
     has_scans = scans.below(images) and not folder.images_below(images)
     return ScansSource if has_scans else pairs.PairsSource
   return pairs.PairsSource if pairs.voc_lists(root) else None
