@@ -93,7 +93,7 @@ def main(argv: list[str]) -> None:
   if _TEXT.value:
     _embed_texts(loaded, path)
     return
-  from vit_jax.data import files
+  from vit_jax.data import given
   from vit_jax.data import input_kinds
   from vit_jax.objectives import embedder
 
@@ -103,9 +103,7 @@ def main(argv: list[str]) -> None:
     preprocess = loaded.preprocess
     is_video = isinstance(preprocess.input, input_kinds.Video)
     paths = image_files.as_examples(paths, is_video)
-    source = files.FilesSource(
-      paths, preprocess.input, preprocess.image_size[0]
-    )
+    source = given.GivenSource(paths, preprocess)
   else:
     source = data_flags.open_split(FLAGS, config)
 

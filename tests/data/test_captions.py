@@ -2,17 +2,21 @@
 
 import contextlib
 
+import commands
 import cv2
 import numpy as np
 import pandas as pd
 import pytest
+import stand_in
 import tiny
 
 from vit_jax import data
 from vit_jax.config import UserError
 from vit_jax.data import captions
+from vit_jax.data import folder
 from vit_jax.data import text_kind
 from vit_jax.data import tokenizers
+from vit_jax.data import wrapped
 
 TEMPLATES = 'templates:a {}.|the number {}.'
 
@@ -68,6 +72,36 @@ def test_evaluation_takes_the_first_template():
   assert found <= {f'a {i} .' for i in range(10)}
 
 
+def test_captions_of_templates_read_no_image(tmp_path, monkeypatch):
+  root = stand_in.write_folder(tmp_path, train=2)
+  config = config_of(
+    data__name=f'folder:{root}', data__split='train', data__source_size=None
+  )
+  config.data.captions = TEMPLATES
+  source = data.open_split(config, 'data.split')
+  names = [source.classes[i] for i in source.column('label')]
+  read = [source.read(i).values['text'] for i in range(len(source))]
+  monkeypatch.setattr(folder, 'read_image', None)  # fails if it is called
+  found = [source.captions(i) for i in range(len(source))]
+  assert found == [(f'a {x}.', f'the number {x}.') for x in names] == read
+
+
+def test_labels_of_a_model_read_no_image(tmp_path, monkeypatch):
+  lines = ['image,labels', '0.png,a|b', '1.png,b', '2.png,a']
+  for line in lines[1:]:
+    cv2.imwrite(str(tmp_path / line.split(',')[0]), np.zeros((8, 8), np.uint8))
+  (tmp_path / 'x.csv').write_text('\n'.join(lines))
+  config = tiny.config(data__name=f'table:{tmp_path}/x.csv')
+  source = data.open_source(config, 'train')
+  moved = wrapped.relabel(source, 'labels', ('c', 'b', 'a'))
+  feature = moved.features['labels']
+  read = [feature.encode(moved.read(i).values['labels'], '') for i in range(3)]
+  monkeypatch.setattr(folder, 'read_image', None)  # fails if it is called
+  found = moved.column('labels')
+  np.testing.assert_array_equal(found, read)
+  np.testing.assert_array_equal(found[:, ::-1][:, :2], source.column('labels'))
+
+
 def test_captions_of_a_table(tmp_path):
   """One caption or several for an image."""
   name = _table(tmp_path, [['A cat'], ['a dog', 'Ein Hund'], ['a bird']])
@@ -105,6 +139,15 @@ def test_a_table_without_captions(tmp_path):
   )
   with pytest.raises(UserError, match='has no captions: name their columns'):
     data.open_split(config, 'data.split')
+
+
+def test_kinds_and_scans_need_no_tokenizer():
+  result = commands.python(
+    '-c',
+    'import sys, vit_jax.data.features, vit_jax.data.scans\n'
+    'print([x for x in sys.modules if "tokeniz" in x or "vocabular" in x])',
+  )
+  assert result.stdout == '[]\n', result.stderr
 
 
 def test_unknown_words_are_bytes():

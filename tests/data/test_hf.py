@@ -168,6 +168,28 @@ def test_splits_and_slices(root):
   assert len(prints) == 4
 
 
+def test_captions_are_in_the_columns_that_are_named(tmp_path):
+  texts = [[f'a {i}', f'the {i}'][: 1 + i % 2] for i in range(TRAIN)]
+  types = TYPES | {'note': datasets.List(datasets.Value('string'))}
+  saved = datasets.Dataset.from_dict(
+    columns(0, TRAIN) | {'note': texts}, features=datasets.Features(types)
+  )
+  saved.save_to_disk(tmp_path / 'saved')
+  config = tiny.config(
+    data__name=f'hf:{tmp_path}/saved',
+    data__split='train',
+    data__tokenizer='words',
+    data__columns__text=('note',),
+    data__columns__label='label',
+  )
+  source = data.open_source(config, 'train')
+  found = [source.captions(i) for i in range(TRAIN)]
+  assert sorted(found) == sorted(texts)
+  assert source.read(0).values['text'] == source.captions(0)
+  with pytest.raises(UserError, match='which is no text'):
+    open_hf(tmp_path / 'saved', text=('height',), label='label').captions(0)
+
+
 def test_several_classes_and_numbers(root):
   numbers = ('weight', 'height')
   source = open_hf(root / 'saved', labels='tags', numbers=numbers)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import tarfile
 
 import methods
@@ -287,6 +288,30 @@ def test_a_shard_is_read_once(shards, monkeypatch):
   write_shard(shards / 'train-000.tar', range(6, 9))
   assert len(open_shards(pattern)) == 9
   write_shard(shards / 'train-000.tar', range(6))
+
+
+def test_classes_and_texts_are_those_of_the_index(tmp_path):
+  """The files of both in the shard are overwritten, and their places stay."""
+  shard = tmp_path / 'a.tar'
+  long = 'word ' * 2000  # more than an index keeps
+  samples = {
+    '1': {'jpg': PHOTO, 'cls': b'3', 'txt': b'one'},
+    '2': {'jpg': PHOTO, 'cls': b'4', 'txt': long.encode()},
+  }
+  stand_in.write_shard(shard, samples)
+  first = open_shards(shard)
+  content, state = shard.read_bytes(), shard.stat()
+  for old, new in ((b'3', b'9'), (b'one', b'two')):
+    padded = old.ljust(tarfile.BLOCKSIZE, b'\0')
+    assert content.count(padded) == 1
+    content = content.replace(padded, new.ljust(tarfile.BLOCKSIZE, b'\0'))
+  shard.write_bytes(content)
+  os.utime(shard, ns=(state.st_atime_ns, state.st_mtime_ns))
+  again = open_shards(shard)
+  assert again.classes == first.classes == ('3', '4')
+  assert again.fingerprint() == first.fingerprint()
+  found = sorted(again.captions(i)[0] for i in range(2))
+  assert found == ['one', long.strip()]
 
 
 def test_a_run_resumes_to_the_bit(shards, tmp_path):

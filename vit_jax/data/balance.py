@@ -74,11 +74,6 @@ def describe(source: base.Source, value: float | str) -> str:
   return show('shares of draws', source.classes, shares)
 
 
-def exponent(value: float | str) -> float:
-  """Returns the value of `config.data.balance` as a number."""
-  return 1.0 if value == CLASSES else float(value)
-
-
 def make(source: base.Source, value: float | str) -> Balance:
   """Returns the balanced sampling of a source, which needs a label."""
   if 'label' not in source.features:
@@ -86,9 +81,10 @@ def make(source: base.Source, value: float | str) -> Balance:
       f'config.data.balance is {value!r}, but the examples have no label: leave'
       ' it at 0'
     )
+  exponent = 1.0 if value == CLASSES else float(value)
   labels = source.column('label')
   counts = np.bincount(labels, minlength=len(source.classes))
-  weights = np.where(counts, np.maximum(counts, 1) ** (1 - exponent(value)), 0)
+  weights = np.where(counts, np.maximum(counts, 1) ** (1 - exponent), 0)
   order = np.argsort(labels, kind='stable')
   members = np.split(order, np.cumsum(counts)[:-1])
   return Balance(members, weights / weights.sum())

@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -113,7 +114,7 @@ class Source(abc.ABC):
 
   def bits(self) -> int:
     """Returns the bits of a stored value, 8 or 16."""
-    return 8
+    return features_lib.image(self.features).bits or 8
 
   def captions(self, position: int) -> Sequence[str]:
     """Returns the captions of an example; decodes no image."""
@@ -136,18 +137,69 @@ class Source(abc.ABC):
     """Returns a short digest that identifies the examples and features."""
 
 
-class SelectedSource(Source):
-  """Examples of splits, of which a specification selects some."""
+class Table(Source):
+  """Rows of whole splits, of which a specification selects some.
 
-  _selection: splits.Selection
+  A row is what its example is read from, as the path of a file or the number of
+  a record. Subclasses define `example`, and where rows are no numbers `key`.
+
+  Attributes:
+    rows: Rows of each whole split. Of a split that is not read, they may be
+      unordered or empty.
+    selection: The rows that are read.
+  """
+
+  def __init__(
+    self,
+    spec: str,
+    rows: Mapping[str, Sequence[Any]],
+    data_name: str,
+    aliases: Mapping[str, str] | None = None,
+  ):
+    """Selects rows by a specification, as 'train[:90%]'."""
+    sizes = {name: len(split_rows) for name, split_rows in rows.items()}
+    self.rows = rows
+    self.selection = splits.Selection(spec, sizes, data_name, aliases)
 
   def __len__(self) -> int:
-    return len(self._selection)
+    return len(self.selection)
+
+  @abc.abstractmethod
+  def example(self, split: str, row: Any, index: int) -> Example:
+    """Returns the example of a row, as it is stored, with an index."""
+
+  def key(self, split: str, row: Any) -> str:
+    """Returns a name of a row that does not depend on the slice."""
+    return f'{split}/{row}'
+
+  def path(self, split: str, row: Any) -> str | None:
+    """Returns the path of a row's file, None where it has none."""
+    del split, row
+    return None
+
+  def row(self, position: int) -> tuple[str, Any]:
+    """Returns the whole split and the row of an example."""
+    split, number, _ = self.selection.locate(position)
+    return split, self.rows[split][number]
+
+  def selected(self) -> Iterator[tuple[str, Any]]:
+    """Yields the whole split and the row of all examples."""
+    for split, start, stop in self.selection.ranges:
+      for row in self.rows[split][start:stop]:
+        yield split, row
+
+  def read(self, position: int) -> Example:
+    """Returns an example, as it is stored."""
+    split, number, index = self.selection.locate(position)
+    return self.example(split, self.rows[split][number], index)
+
+  def file(self, position: int) -> str | None:
+    """Returns the path of an example's file, None where it has none."""
+    return self.path(*self.row(position))
 
   def id(self, position: int) -> str:
-    """Returns the split and the row of an example, as 'train/12'."""
-    split, row, _ = self._selection.locate(position)
-    return f'{split}/{row}'
+    """Returns a name of an example that does not depend on the slice."""
+    return self.key(*self.row(position))
 
 
 class ArraySource(Source):

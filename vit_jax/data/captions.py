@@ -5,7 +5,6 @@ A template has {} where the name of the class goes: 'a photo of a {}.'
 
 from collections.abc import Mapping
 from collections.abc import Sequence
-import functools
 import importlib.resources
 from importlib.resources.abc import Traversable
 import itertools
@@ -62,14 +61,10 @@ def attach(
     source,
     (text.digest, *itertools.chain.from_iterable(captions)),
     features={**features, 'text': text},
-    values=functools.partial(_caption, captions) if captions else None,
+    derived=wrapped.Derived('text', 'label', captions.__getitem__)
+    if captions
+    else None,
   )
-
-
-def _caption(
-  captions: Sequence[tuple[str, ...]], example: base.Example
-) -> dict[str, tuple[str, ...]]:
-  return {'text': captions[int(example.values['label'])]}
 
 
 def by_class(

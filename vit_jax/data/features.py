@@ -70,7 +70,8 @@ class Image(Feature):
     inputs: What such inputs are called in errors.
     filler: Class that decodes and crops them on the host for `host.batches`.
     device: Module that prepares them on the device; '': `device.views`.
-    reader: Function that reads them for `Preprocess.pixels`.
+    opener: Function that reads such an input of a path, but for sounds.
+    bits: Bits of a stored value; None: files say it.
     part: What a picture shows of an input of three axes.
   """
 
@@ -79,8 +80,14 @@ class Image(Feature):
   inputs: ClassVar[str] = 'images'
   filler: ClassVar[str] = 'vit_jax.data.host.images:ImageFiller'
   device: ClassVar[str] = ''
-  reader: ClassVar[str] = 'vit_jax.data.given:images'
+  opener: ClassVar[str] = 'vit_jax.data.folder:read_image'
+  bits: ClassVar[int | None] = None
   part: ClassVar[str] = 'slice'
+
+  def open(self, path: str, frames: int) -> Any:
+    """Returns what an example holds of a file; of a sound at least `frames`."""
+    del frames
+    return config_lib.wing(self.opener)(path)
 
   def whole_size(self, training: bool) -> tuple[int, int] | None:
     """Returns the size of images that the host leaves whole; None: it crops."""

@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import itertools
 import os
-from typing import Any
 from typing import ClassVar
 
 from absl import logging
@@ -63,7 +62,7 @@ class Kind:
 IMAGES = Kind()
 
 
-class FolderSource(base.SelectedSource):
+class FolderSource(base.Table):
   """The images of a split of a folder.
 
   Files are ordered by a hash of their path below the split's folder, so a slice
@@ -83,6 +82,7 @@ class FolderSource(base.SelectedSource):
     without a file.
     """
     root = base.data_path(config.data.name)
+    self._frames = config_lib.sides(config.data.image_size)[0]
     self._folders = split_folders(root)
     self._prefixes = {
       name: '' if path == root else f'{os.path.basename(path)}/'
@@ -105,13 +105,13 @@ class FolderSource(base.SelectedSource):
       'label': features.Label(classes),
     }
     self._label_of = {name: i for i, name in enumerate(classes)}
-    self._files = {
+    files = {
       name: _list(folder, classes, self.kind, has_train)
-      for name, folder in self._folders.items()
       if name in chosen_splits
+      else []
+      for name, folder in self._folders.items()
     }
-    sizes = {name: len(self._files.get(name, ())) for name in self._folders}
-    self._selection = splits.Selection(split, sizes, root, aliases)
+    super().__init__(split, files, root, aliases)
 
   @classmethod
   def from_config(
@@ -149,48 +149,39 @@ class FolderSource(base.SelectedSource):
     paired: type[base.Source] | None = config_lib.wing(_PAIRED)(root)
     return paired
 
-  def read(self, position: int) -> base.Example:
-    """Returns an example, not decoded."""
-    split, row, index = self._selection.locate(position)
-    name = self._files[split][row]
-    path = os.path.join(self._folders[split], name)
-    label = self._label_of[name.split('/')[0]]
-    values = {'image': self.open(path), 'label': label}
+  def example(self, split: str, row: str, index: int) -> base.Example:
+    """Returns the example of a file, as 'class/a.png', not decoded."""
+    path = self.path(split, row)
+    image = features.image(self.features).open(path, self._frames)
+    values = {'image': image, 'label': self._label(row)}
     return base.Example(values, index, path)
 
-  def open(self, path: str) -> Any:
-    """Returns the image of a file as an example has it."""
-    return read_image(path)
+  def path(self, split: str, row: str) -> str:
+    """Returns the path of a file."""
+    return os.path.join(self._folders[split], row)
 
-  def file(self, position: int) -> str:
-    """Returns the path of an example's file."""
-    split, row, _ = self._selection.locate(position)
-    return os.path.join(self._folders[split], self._files[split][row])
+  def key(self, split: str, row: str) -> str:
+    """Returns the path of a file below the folder."""
+    return self._prefixes[split] + row
 
-  def id(self, position: int) -> str:
-    """Returns the path of an example's file below the folder."""
-    split, row, _ = self._selection.locate(position)
-    return self._prefixes[split] + self._files[split][row]
+  def _label(self, row: str) -> int:
+    return self._label_of[row.split('/')[0]]
 
   def bits(self) -> int:
-    """Returns 16 if a header of the first files says so, else 8."""
-    return sample_bits(map(self.file, range(len(self))))
+    """Returns 16 if a header of the first images says so, else 8."""
+    bits = features.image(self.features).bits
+    return bits or sample_bits(map(self.file, range(len(self))))
 
   def column(self, name: str) -> np.ndarray:
     """Returns a target of all examples; reads no file for the labels."""
     if name != 'label':
       return super().column(name)
-    labels = [
-      self._label_of[file.split('/')[0]]
-      for split, start, stop in self._selection.ranges
-      for file in self._files[split][start:stop]
-    ]
-    return np.asarray(labels, np.int32)
+    return np.array([self._label(row) for _, row in self.selected()], np.int32)
 
   def fingerprint(self) -> str:
     """Returns a digest of the names of files and classes, not of the images."""
-    names = [name for files in self._files.values() for name in files]
-    ranges = map(str, self._selection.ranges)
+    names = itertools.chain(*self.rows.values())
+    ranges = map(str, self.selection.ranges)
     return base.digest([*self.classes, *ranges, *names])
 
 

@@ -1,4 +1,4 @@
-"""Images that a user gives to a model."""
+"""Images, videos and sounds that a user gives to a model."""
 
 from collections.abc import Iterable
 import dataclasses
@@ -8,34 +8,105 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import UserError
+from vit_jax.data import base
+from vit_jax.data import features as features_lib
 from vit_jax.data import folder
+from vit_jax.data import input_kinds
+from vit_jax.data import spectrogram
+from vit_jax.data.host import batches
 from vit_jax.data.host import decode
+from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
-from vit_jax.data.host import transforms
 from vit_jax.data.preprocess import Preprocess
 
 
-def images(preprocess: Preprocess, images: Any) -> np.ndarray:
-  """Returns images as evaluation crops them, uint8 or uint16 [B, H, W, C]."""
-  if len(preprocess.image_size) != 2:
+class GivenSource(base.Source):
+  """Images, videos or sounds that are given one by one, with no other feature.
+
+  Each may be a path. Otherwise an image is the bytes of a file, an image of
+  Pillow, or an array, uint8 or uint16 [h, w] or [h, w, C]. A video is uint8
+  [T, h, w, C], and a sound a waveform, float32 [S], of the model's sample rate.
+  """
+
+  def __init__(
+    self, inputs: Iterable[Any], preprocess: Preprocess, first: int = 0
+  ):
+    """Holds inputs for a model; errors number them from `first`."""
+    kind = preprocess.input
+    self._frames = preprocess.image_size[0]  # least of a spectrogram
+    self._channels, self._levels = preprocess.channels, preprocess.levels
+    is_recording = isinstance(kind, input_kinds.Recording)
+    self._kind = kind if is_recording else features_lib.Image()
+    # They may differ in size.
+    self.features = {'image': dataclasses.replace(self._kind, size=None)}
+    self._inputs, self._first = tuple(inputs), first
+
+  def __len__(self) -> int:
+    return len(self._inputs)
+
+  def read(self, position: int) -> base.Example:
+    """Returns an example; a file of an image or a video is not decoded."""
+    value = self._inputs[position]
+    noun = 'input' if isinstance(self._kind, input_kinds.Recording) else 'image'
+    name = self.file(position) or f'{noun} {self._first + position}'
+    if is_path(value):
+      value = self._kind.open(name, self._frames)
+    elif isinstance(self._kind, input_kinds.Audio):
+      value = _spectrogram(value, self._kind, self._frames, name)
+    elif isinstance(self._kind, input_kinds.Video):
+      value = np.asarray(value)
+      if value.ndim != 4 or value.dtype != np.uint8:
+        raise UserError(
+          f'{name} is no video: give a path, or uint8 [T, h, w, C]'
+        )
+    else:
+      value = load(value, self._channels, name, self._levels)
+    return base.Example({'image': value}, position, name)
+
+  def file(self, position: int) -> str | None:
+    """Returns the path of an example's file, None where it has none."""
+    value = self._inputs[position]
+    return os.fspath(value) if is_path(value) else None
+
+  def fingerprint(self) -> str:
+    """Returns a digest of the names of the inputs."""
+    names = map(self.file, range(len(self)))
+    return base.digest(name or '' for name in names)
+
+
+def pixels(preprocess: Preprocess, inputs: Any) -> np.ndarray:
+  """Returns inputs as evaluation crops them, before they are normalised.
+
+  They are uint8 or uint16 [B, H, W, C], of videos [B, T, H, W, C], of sounds
+  [B, T, M, 1]. `inputs` is one of what `GivenSource` takes, or several.
+  """
+  kind = preprocess.input
+  is_recording = isinstance(kind, input_kinds.Recording)
+  if len(preprocess.image_size) != 2 and not is_recording:
     raise UserError(
       'this model takes volumes, and no images: give it files of scans, by'
       ' predict, or measure it, by evaluate'
     )
-  channels, levels = preprocess.channels, preprocess.levels
-  rng = np.random.default_rng(0)  # unused: evaluation draws nothing
-  pixels = []
-  for i, image in enumerate(as_sequence(images)):
-    image_name = os.fspath(image) if is_path(image) else f'image {i}'
-    stored = load(image, channels, image_name, levels)
-    pixels.append(
-      transforms.transform(
-        stored, channels, preprocess.crop, rng, image_name, levels
-      )
+  axes = {input_kinds.Video: 4, input_kinds.Audio: 1}.get(type(kind), 3)
+  crops = []
+  # One by one, since they may be made as they are asked for.
+  for i, value in enumerate(as_sequence(inputs, axes)):
+    maker = batches.BatchMaker(
+      GivenSource([value], preprocess, i),
+      preprocess.channels,
+      {'image': geometry.View(preprocess.crop)},
+      rows=range(1),
+      batch_size=1,
+      seed=0,  # evaluation draws nothing
+      levels=preprocess.levels,
+      in_order=True,
     )
-  if not pixels:
-    raise UserError('there are no images')
-  return np.stack(pixels)
+    crops.append(maker(0)['image'])
+  if not crops:
+    raise UserError(
+      'there is nothing to predict' if is_recording else 'there are no images'
+    )
+  return np.concatenate(crops)
 
 
 def covering(
@@ -134,3 +205,17 @@ def _from_pil(image: Any) -> np.ndarray:
   if image.mode in ('LA', 'PA', 'RGBA') or 'transparency' in image.info:
     return np.asarray(image.convert('RGBA'))
   return np.asarray(image.convert('L' if image.mode in ('1', 'L') else 'RGB'))
+
+
+def _spectrogram(
+  sound: Any, audio: input_kinds.Audio, frames: int, sound_name: str
+) -> np.ndarray:
+  """Returns the spectrogram of a waveform, uint16 [T, M, 1]."""
+  waveform = np.asarray(sound)
+  if waveform.ndim != 1 or waveform.dtype != np.float32:
+    raise UserError(
+      f'{sound_name} is no sound: give a path, or float32 [samples], from -1 to'
+      ' 1'
+    )
+  waveform = spectrogram.long_enough(waveform, frames, audio, sound_name)
+  return spectrogram.from_waveform(waveform, audio)

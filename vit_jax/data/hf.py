@@ -7,8 +7,8 @@
 
 Columns are found by their types: Image is the image, ClassLabel one class, and
 a list of ClassLabel several classes. `config.data.columns` names the columns of
-numbers, and chooses between columns of the same type. The library decodes no
-image: its Arrow cells hold the encoded file, or its path.
+numbers and captions, and chooses between columns of the same type. The library
+decodes no image: its Arrow cells hold the encoded file, or its path.
 """
 
 from collections.abc import Mapping
@@ -73,7 +73,7 @@ class HfSource(rows.RowSource):
       self._name, columns, list(types), _candidates(types, columns.map)
     )
     for feature, column in names.items():
-      for column_name in column if feature == 'numbers' else [column]:
+      for column_name in [column] if isinstance(column, str) else column:
         if not _fits(feature, types[column_name]):
           raise UserError(
             f'{self._name}: column {column_name!r} is {types[column_name]},'
@@ -110,9 +110,6 @@ class HfSource(rows.RowSource):
 
   def _row_name(self, row: rows.Row) -> str:
     return f'{self._name}, row {row[1]} of {row[0]}'
-
-  def _key(self, row: rows.Row) -> str:
-    return f'{row[0]}/{row[1]}'
 
   def _stored(self, split: str, column: str) -> Any:
     """Returns a column of a split as Arrow has it, with images encoded."""
@@ -241,8 +238,8 @@ def _fits(feature: str, kind: Any) -> bool:
     is_binary = getattr(kind, 'dtype', '') in ('binary', 'large_binary')
     is_struct = isinstance(kind, dict) and 'bytes' in kind
     return isinstance(kind, datasets.Image) or is_binary or is_struct
-  if feature == 'labels':
-    kind = _element(kind) or kind  # text is separated by semicolons
+  if feature in ('labels', 'text'):
+    kind = _element(kind) or kind  # labels in text have semicolons between
   return isinstance(kind, datasets.ClassLabel | datasets.Value)
 
 
@@ -251,7 +248,8 @@ def _candidates(
 ) -> dict[str, Sequence[str]]:
   """Returns the possible columns of each feature: by type, else by name.
 
-  The column of maps, '' if there is none, has no images.
+  The column of maps, '' if there is none, has no images. Captions are in the
+  columns that the config names.
   """
   import datasets
 
@@ -263,12 +261,13 @@ def _candidates(
       typed['label'].append(name)
     if _class_label(_element(kind)):
       typed['labels'].append(name)
-  return {
-    feature: sorted(columns, key=lambda x: x not in rows.USUAL_NAMES[feature])
-    or [
-      x
-      for x in rows.USUAL_NAMES[feature]
-      if x in types and _fits(feature, types[x])
-    ]
-    for feature, columns in typed.items()
-  }
+  candidates: dict[str, Sequence[str]] = {}
+  for feature, columns in typed.items():
+    usual_names = rows.USUAL_NAMES[feature]
+    candidates[feature] = sorted(columns, key=lambda x: x not in usual_names)
+    if not columns:
+      candidates[feature] = [
+        x for x in usual_names if x in types and _fits(feature, types[x])
+      ]
+  candidates['text'] = ()
+  return candidates

@@ -83,7 +83,6 @@ class Recording(Image):
   short: str
   filler: ClassVar[str] = 'vit_jax.data.host.clips:ClipFiller'
   device: ClassVar[str] = 'vit_jax.data.device.clips'
-  reader: ClassVar[str] = 'vit_jax.data.given_recordings:pixels'
 
   def set_keys(self, config: ml_collections.ConfigDict) -> None:
     """Sets `config.data.video` or `config.data.audio`."""
@@ -116,6 +115,8 @@ class Video(Recording):
   short: str = SHORT[0]
   inputs: ClassVar[str] = 'videos'
   section: ClassVar[str] = 'video'
+  opener: ClassVar[str] = 'vit_jax.data.host.video_files:open_video'
+  bits: ClassVar[int | None] = 8
   part: ClassVar[str] = 'frame'
 
   def check_input(self, config: ml_collections.ConfigDict) -> None:
@@ -165,6 +166,12 @@ class Audio(Recording):
   short: str = SHORT[1]
   inputs: ClassVar[str] = 'sounds'
   section: ClassVar[str] = 'audio'
+  bits: ClassVar[int | None] = 16
+
+  def open(self, path: str, frames: int) -> Any:
+    """Returns the spectrogram of a file, uint16 [T, M, 1]."""
+    read = config_lib.wing('vit_jax.data.host.sound_files:read')
+    return read(path, self, frames)
 
   def check_input(self, config: ml_collections.ConfigDict) -> None:
     """Checks that the model's input is a part of these sounds."""

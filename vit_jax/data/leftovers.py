@@ -1,18 +1,25 @@
 """What systems and runs leave in folders of data, and is no data itself."""
 
+import itertools
 import os
 
 # In lower case, besides names that begin with a dot.
-_OF_SYSTEMS = frozenset(
-  (
-    *('@eadir', '@tmp', '#recycle', '#snapshot'),  # Synology
-    *('@__thumb', '@recycle', '@recently-snapshot'),  # QNAP
-    *('__macosx', 'icon\r', 'network trash folder'),  # macOS
-    *('thumbs.db', 'ehthumbs.db', 'desktop.ini', '$recycle.bin'),  # Windows
-    *('system volume information', 'recycler'),
-    *('lost+found', '__pycache__'),
-  )
-)
+_SYSTEM_NAMES = {
+  'Synology': ('@eadir', '@tmp', '#recycle', '#snapshot'),
+  'QNAP': ('@__thumb', '@recycle', '@recently-snapshot'),
+  'macOS': ('__macosx', 'icon\r', 'network trash folder'),
+  'Windows': (
+    'thumbs.db',
+    'ehthumbs.db',
+    'desktop.ini',
+    '$recycle.bin',
+    'system volume information',
+    'recycler',
+  ),
+  'Linux': ('lost+found',),
+  'Python': ('__pycache__',),
+}
+_HIDDEN = frozenset(itertools.chain.from_iterable(_SYSTEM_NAMES.values()))
 # A run or a sweep keeps such a file from its start to its end.
 _LOCKS = ('.lock', '.sweep.lock')
 _OF_A_RUN = ('config.json', 'preprocess.json')
@@ -21,7 +28,7 @@ _DEFAULT = 'runs'  # holds the work directories that have no name of their own
 
 def is_hidden(name: str) -> bool:
   """Whether a file or a folder is hidden, or has a name that systems use."""
-  return name.startswith('.') or name.lower() in _OF_SYSTEMS
+  return name.startswith('.') or name.lower() in _HIDDEN
 
 
 def is_workdir(folder: str) -> bool:

@@ -3,7 +3,7 @@
     images/[{train,val,...}/]**   masks/ or annotations/, the same below it
     {train,val,...}/images/**     {train,val,...}/masks/ or annotations/
     leftImg8bit/{train,val}/**    gtFine/{train,val}/**, as Cityscapes
-    JPEGImages/  SegmentationClass/  ImageSets/, as Pascal VOC: see `voc.py`
+    JPEGImages/NAME.jpg  SegmentationClass/NAME.png, as Pascal VOC
 
 A map has its image's name with another ending, in the same folder below masks/.
 `classes.txt`, beside these folders, names the classes, one a line; the first is
@@ -11,6 +11,10 @@ that of label 0. Label 255 (65535 of more than 255 classes) does not count.
 `codes.py` knows maps that are stored otherwise, and other names of files.
 ADE20K's scene parsing is laid out like this, as images/training and
 annotations/training.
+
+Pascal VOC lists the pairs: ImageSets/Segmentation/train.txt, and val and test,
+have one NAME a line. The lists may also be in ImageSets itself. Without
+classes.txt, the classes are those of Pascal VOC.
 """
 
 from collections.abc import Callable
@@ -21,6 +25,7 @@ import os
 from absl import logging
 import ml_collections
 
+from vit_jax.config import explained
 from vit_jax.config import one_line
 from vit_jax.config import UserError
 from vit_jax.data import base
@@ -28,34 +33,40 @@ from vit_jax.data import codes as codes_lib
 from vit_jax.data import features
 from vit_jax.data import folder
 from vit_jax.data import splits
-from vit_jax.data import voc
 from vit_jax.runs import safe_io
 
 _CLASSES = 'classes.txt'
+_VOC_MAPS = 'SegmentationClass'
+_VOC_LISTS = (os.path.join('ImageSets', 'Segmentation'), 'ImageSets')
+_VOC_SPLITS = ('train', 'val', 'test')  # trainval is 'train+val'
+# Of Pascal VOC (Everingham et al., 2010).
+VOC_CLASSES = tuple(
+  """
+  background aeroplane bicycle bird boat bottle bus car cat chair cow
+  diningtable dog horse motorbike person pottedplant sheep sofa train tvmonitor
+  """.split()
+)
 
 Pair = tuple[str, str]  # the paths of an image and its map
 
 
-class PairedSource(base.SelectedSource):
+class PairedSource(base.Table):
   """Examples of two files: an image or a scan, and its map."""
 
   _root: str
-  _pairs: dict[str, list[Pair]]
-
-  def _pair(self, position: int) -> Pair:
-    split, row, _ = self._selection.locate(position)
-    return self._pairs[split][row]
 
   def _names(self, pairs: Iterable[Pair]) -> list[str]:
     return [os.path.relpath(x, self._root) for pair in pairs for x in pair]
 
-  def file(self, position: int) -> str:
+  def path(self, split: str, row: Pair) -> str:
     """Returns the path of an example's image."""
-    return self._pair(position)[0]
+    del split
+    return row[0]
 
-  def id(self, position: int) -> str:
+  def key(self, split: str, row: Pair) -> str:
     """Returns the path of an example's image below the folder."""
-    return os.path.relpath(self.file(position), self._root)
+    del split
+    return os.path.relpath(row[0], self._root)
 
 
 class PairsSource(PairedSource):
@@ -64,28 +75,19 @@ class PairsSource(PairedSource):
   They are ordered by a hash of the image's path below the split's folder.
   """
 
-  def __init__(
-    self,
-    root: str,
-    split: str,
-    image_shape: tuple[int, int] | None = None,
-    codes: codes_lib.Codes | None = None,
-  ):
-    """Lists the files.
-
-    `image_shape` is (height, width) where all images are known to have one
-    size. `codes` says how maps are stored, and names of files; None: numbers
-    from 0, and the names of the images.
-    """
-    self._root, self._codes = root, codes or codes_lib.Codes()
-    lists = voc.lists(root)
+  def __init__(self, config: ml_collections.ConfigDict, split: str):
+    """Lists the files of the folder that `config.data.name` names."""
+    self._root = root = base.data_path(config.data.name)
+    self._codes = codes_lib.from_config(config)
+    lists = voc_lists(root)
     names = os.path.join(root, _CLASSES)
     classes = self._codes.classes
     if not classes:
       is_voc = lists and not os.path.exists(names)
-      classes = voc.CLASSES if is_voc else read_classes(root)
+      classes = VOC_CLASSES if is_voc else read_classes(root)
     feature = self._codes.feature(classes, names)
-    self.features = {'image': features.Image(image_shape), 'map': feature}
+    image = features.Image(base.source_size(config))
+    self.features = {'image': image, 'map': feature}
     self._ignore = feature.ignore
     folders = {} if lists else split_folders(root)
     splits_there = lists or folders
@@ -97,31 +99,21 @@ class PairsSource(PairedSource):
       if name not in chosen_splits:
         return []
       if lists:
-        return voc.pairs(root, lists[name])
+        return _listed_pairs(root, lists[name])
       return match(*folders[name], suffixes=suffixes)
 
-    self._pairs = {name: list_pairs(name) for name in splits_there}
-    sizes = {name: len(x) for name, x in self._pairs.items()}
-    self._selection = splits.Selection(split, sizes, root, aliases)
-
-  @classmethod
-  def from_config(
-    cls, config: ml_collections.ConfigDict, split: str
-  ) -> base.Source:
-    """Opens a split of the folder that `config.data.name` names."""
-    root, size = base.data_path(config.data.name), base.source_size(config)
-    return cls(root, split, size, codes_lib.from_config(config))
+    path_pairs = {name: list_pairs(name) for name in splits_there}
+    super().__init__(split, path_pairs, root, aliases)
 
   @classmethod
   def split_names(cls, name: str) -> list[str]:
     """Returns the splits of a folder, in order."""
     root = base.data_path(name)
-    return list(voc.lists(root) or split_folders(root))
+    return list(voc_lists(root) or split_folders(root))
 
-  def read(self, position: int) -> base.Example:
-    """Returns an example, not decoded."""
-    *_, index = self._selection.locate(position)
-    image, labels = self._pair(position)
+  def example(self, split: str, row: Pair, index: int) -> base.Example:
+    """Returns the example of two files, not decoded."""
+    image, labels = row
     data = folder.read_image(labels)
     values = {
       'image': folder.read_image(image),
@@ -135,20 +127,10 @@ class PairsSource(PairedSource):
 
   def fingerprint(self) -> str:
     """Returns a digest of the names of files and classes, not of the images."""
-    names = self._names(itertools.chain(*self._pairs.values()))
-    ranges = map(str, self._selection.ranges)
+    names = self._names(itertools.chain(*self.rows.values()))
+    ranges = map(str, self.selection.ranges)
     codes = [str(self._codes)] * (self._codes != codes_lib.Codes())
     return base.digest([*self.classes, *ranges, *names, *codes])
-
-
-def holds_pairs(root: str) -> bool:
-  """Whether a folder, or each split in it, has images/ and maps beside it."""
-  return bool(_image_and_map_folders(root) or _splits_with_pairs(root))
-
-
-def holds_maps(root: str) -> bool:
-  """Whether `PairsSource` reads a folder: pairs, or lists of them."""
-  return holds_pairs(root) or bool(voc.lists(root))
 
 
 def read_classes(root: str) -> tuple[str, ...]:
@@ -170,12 +152,16 @@ def read_classes(root: str) -> tuple[str, ...]:
 
 
 def split_folders(root: str) -> dict[str, Pair]:
-  """Returns the folders of images and of maps of each split that has maps."""
+  """Returns the folders of images and of maps of each split that has maps.
+
+  {}: no folder of images has one of maps beside it.
+  """
   outer = _splits_with_pairs(root)
   if outer:
     return _by_split(outer)
   folder_pair = _image_and_map_folders(root)
-  assert folder_pair is not None  # the caller asked `holds_pairs`
+  if folder_pair is None:
+    return {}
   images, maps = folder_pair
   inner = {
     name: (os.path.join(images, name), os.path.join(maps, name))
@@ -283,3 +269,37 @@ def _image_and_map_folders(root: str) -> Pair | None:
       if all(map(os.path.isdir, folder_pair)):
         return folder_pair
   return None
+
+
+def voc_lists(root: str) -> dict[str, str]:
+  """Returns the files with the names of each split; {} if there are none."""
+  if not all(
+    os.path.isdir(os.path.join(root, x)) for x in (folder.VOC_IMAGES, _VOC_MAPS)
+  ):
+    return {}
+  for place in _VOC_LISTS:
+    paths = {x: os.path.join(root, place, f'{x}.txt') for x in _VOC_SPLITS}
+    split_lists = {name: x for name, x in paths.items() if os.path.isfile(x)}
+    if split_lists:
+      return split_lists
+  return {}
+
+
+def _listed_pairs(root: str, path: str) -> list[Pair]:
+  """Returns the images and maps of a list, ordered by a hash of their names."""
+  with explained(f'{path} cannot be read', OSError, UnicodeDecodeError):
+    names = sorted(set(safe_io.read_text(path).split()))
+  path_pairs = []
+  for name in sorted(names, key=base.hash_order):
+    image_and_map = (
+      os.path.join(root, folder.VOC_IMAGES, f'{name}.jpg'),
+      os.path.join(root, _VOC_MAPS, f'{name}.png'),
+    )
+    for file_path in image_and_map:
+      if not os.path.isfile(file_path):
+        raise UserError(
+          f'{path} names {name}, but there is no {file_path}: add it, or take'
+          ' the name out'
+        )
+    path_pairs.append(image_and_map)
+  return path_pairs

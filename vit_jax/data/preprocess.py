@@ -226,8 +226,8 @@ class Preprocess:
 
     This takes an image or a sequence of images. Each is a path, the bytes of a
     file, a PIL image, or an array, uint8 or uint16 [h, w] or [h, w, C]. An
-    array [B, h, w, C] is a sequence. A model of videos or sounds takes what
-    `given_recordings.pixels` does; videos become [B, T, H, W, C].
+    array [B, h, w, C] is a sequence. `given.GivenSource` says what a model of
+    videos or sounds takes; videos become [B, T, H, W, C].
     """
     return self.normalized(self.pixels(images))
 
@@ -238,4 +238,4 @@ class Preprocess:
 
   def pixels(self, images: Any) -> np.ndarray:
     """Returns images before normalisation, uint8 or uint16 [B, H, W, C]."""
-    return config_lib.wing(self.input.reader)(self, images)
+    return config_lib.wing('vit_jax.data.given:pixels')(self, images)

@@ -6,7 +6,6 @@ says what of them is in a batch.
 """
 
 import math
-from typing import Any
 
 import ml_collections
 
@@ -29,40 +28,14 @@ class VideoSource(folder.FolderSource):
     channels, video = config.data.channels, config.data.video
     return input_kinds.Video(None, channels, video.stride, video.short)
 
-  def open(self, path: str) -> Any:
-    """Returns the frames of a video, not decoded."""
-    return video_files.open_video(path)
-
-  def bits(self) -> int:
-    """Returns 8, the bits of a decoded frame."""
-    return 8
-
 
 class AudioSource(folder.FolderSource):
   """The sounds of a split of a folder, as spectrograms."""
 
   kind = folder.Kind('sounds', sound_files.ENDINGS)
 
-  def __init__(self, config: ml_collections.ConfigDict, split: str):
-    """Lists the files, as `folder.FolderSource` does.
-
-    A spectrogram has at least the `frames` of the model's input. A file that
-    cannot be read raises a UserError when its example is read.
-    """
-    self._audio = audio(config)
-    self._frames = config_lib.sides(config.data.image_size)[0]
-    super().__init__(config, split)
-
   def _image(self, config: ml_collections.ConfigDict) -> input_kinds.Audio:
-    return self._audio
-
-  def open(self, path: str) -> Any:
-    """Returns the whole spectrogram of a sound, uint16 [T, M, 1]."""
-    return sound_files.read(path, self._audio, self._frames)
-
-  def bits(self) -> int:
-    """Returns 16, the bits of a spectrogram's values."""
-    return 16
+    return audio(config)
 
 
 def audio(config: ml_collections.ConfigDict) -> input_kinds.Audio:

@@ -41,7 +41,7 @@ USUAL_NAMES: Mapping[str, Sequence[str]] = {
 }
 
 
-class RowSource(base.SelectedSource):
+class RowSource(base.Table):
   """The rows of a split; a subclass says what is in their cells."""
 
   has_columns = True
@@ -79,15 +79,12 @@ class RowSource(base.SelectedSource):
       name: {x: i for i, x in enumerate(target.names)}
       for name, target in features.targets(self.features).items()
     }
-    sizes = {name: len(numbers) for name, numbers in rows.items()}
     aliases = folder.other_names(data_name, split, rows)
-    self._selection = splits.Selection(split, sizes, data_name, aliases)
-    self._rows = {
-      name: sorted(
-        rows[name], key=lambda row: base.hash_order(self._key((name, row)))
-      )
-      for name in self._selection.names
+    ordered = {
+      name: sorted(rows[name], key=lambda x: base.hash_order(self.key(name, x)))
+      for name in splits.chosen(split, rows, aliases).intersection(rows)
     }
+    super().__init__(split, {**rows, **ordered}, data_name, aliases)
 
   @abc.abstractmethod
   def _cell(self, column: str, row: Row) -> Any:
@@ -97,25 +94,17 @@ class RowSource(base.SelectedSource):
   def _row_name(self, row: Row) -> str:
     """Returns the name of a row, for errors."""
 
-  @abc.abstractmethod
-  def _key(self, row: Row) -> str:
-    """Returns a name of a row that does not depend on the slice."""
-
-  def read(self, position: int) -> base.Example:
-    """Returns an example, not decoded."""
-    row, index = self._locate(position)
+  def example(self, split: str, row: int, index: int) -> base.Example:
+    """Returns the example of a row, not decoded."""
+    place = split, row
     values = {
-      name: self._value(name, row)
-      for name in features.targets(self.features)
-      if name != 'text'
+      name: self._value(name, place) for name in features.targets(self.features)
     }
-    if 'text' in self.features:
-      values['text'] = self.captions(position)
-    image, image_name = self._content('image', row)
+    image, image_name = self._content('image', place)
     files = {}
     feature = self.features.get('map')
     if isinstance(feature, target_kinds.SegmentationMap):
-      labels, name = self._content('map', row)
+      labels, name = self._content('map', place)
       values['map'] = self._codes.decoded(labels, feature.ignore, name)
       files['map'] = name
     return base.Example({'image': image, **values}, index, image_name, files)
@@ -133,23 +122,20 @@ class RowSource(base.SelectedSource):
       raise UserError(f'{content_name}: there is no {name}')
     return cell, content_name
 
-  def file(self, position: int) -> str | None:
-    """Returns the path of an example's image, None where it has no file."""
-    cell = self._image(self._locate(position)[0])
+  def path(self, split: str, row: int) -> str | None:
+    """Returns the path of a row's image, None where it has no file."""
+    cell = self._image((split, row))
     return cell if isinstance(cell, str) else None
-
-  def id(self, position: int) -> str:
-    """Returns the path of an example's image, or the number of its row."""
-    return self._key(self._locate(position)[0])
 
   def bits(self) -> int:
     """Returns 16 if a header of the first images says so, else 8."""
-    rows = (self._locate(i)[0] for i in range(len(self)))
-    return folder.sample_bits(map(self._image, rows))
+    return folder.sample_bits(map(self._image, self.selected()))
 
   def captions(self, position: int) -> list[str]:
     """Returns the captions of an example; reads no image."""
-    row, _ = self._locate(position)
+    return self._captions(self.row(position))
+
+  def _captions(self, row: Row) -> list[str]:
     captions: list[str] = []
     for column in self._names['text']:
       cell = self._cell(column, row)
@@ -187,7 +173,7 @@ class RowSource(base.SelectedSource):
     return np.stack([self._encoded(name, i) for i in range(len(self))])
 
   def _encoded(self, name: str, position: int) -> np.ndarray:
-    row, _ = self._locate(position)
+    row = self.row(position)
     target = features.targets(self.features)[name]
     return target.encode(self._value(name, row), self._row_name(row))
 
@@ -196,22 +182,21 @@ class RowSource(base.SelectedSource):
     encoded = ('image', 'map')
     names = {k: x for k, x in self._names.items() if k not in encoded}
     columns = all_columns(names)
-    rows = [
-      (name, row) for name, numbers in self._rows.items() for row in numbers
-    ]
+    rows = self._read_rows()
     return base.digest(
       [
-        *map(str, self._selection.ranges),
+        *map(str, self.selection.ranges),
         *columns,
         *self.classes,
-        *map(self._key, rows),
+        *(self.key(*row) for row in rows),
         *(repr(self._cell(name, row)) for name in columns for row in rows),
       ]
     )
 
-  def _locate(self, position: int) -> tuple[Row, int]:
-    split, place, index = self._selection.locate(position)
-    return (split, self._rows[split][place]), index
+  def _read_rows(self) -> list[Row]:
+    """Returns the rows of the whole splits that are read, in order."""
+    names = self.selection.names
+    return [(name, row) for name in names for row in self.rows[name]]
 
   def _image(self, row: Row, name: str = 'image') -> str | bytes | None:
     """Returns the path of an image or a map, or its bytes."""
@@ -269,6 +254,8 @@ class RowSource(base.SelectedSource):
     return [text]
 
   def _value(self, name: str, row: Row) -> Any:
+    if name == 'text':
+      return self._captions(row)
     if name == 'numbers':
       numbers = []
       for column in self._names['numbers']:

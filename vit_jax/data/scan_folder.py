@@ -24,7 +24,6 @@ from vit_jax.data import folder
 from vit_jax.data import input_kinds
 from vit_jax.data import pairs
 from vit_jax.data import scans
-from vit_jax.data import splits
 from vit_jax.runs import safe_io
 
 _TRAIN = 'train'
@@ -51,10 +50,8 @@ class ScansSource(pairs.PairedSource):
       }
       classes = pairs.read_classes(root)
     aliases = folder.other_names(root, split, list(by_split))
-    self._pairs = by_split
-    sizes = {name: len(split_pairs) for name, split_pairs in by_split.items()}
-    self._selection = splits.Selection(split, sizes, root, aliases)
-    headers = [self._checked(i, config) for i in range(len(self))]
+    super().__init__(split, by_split, root, aliases)
+    headers = [self._checked(*pair, config) for _, pair in self.selected()]
     self._dtype = max(x.dtype.itemsize for x in headers)
     largest = [self._preparation.size(x) for x in headers]
     crop = config_lib.sides(config.data.image_size)
@@ -73,13 +70,11 @@ class ScansSource(pairs.PairedSource):
   def split_names(cls, name: str) -> list[str]:
     """Returns the splits of a folder, in order; 'train' of the Decathlon."""
     root = base.data_path(name)
-    has_pairs = pairs.holds_pairs(root)
-    return list(pairs.split_folders(root)) if has_pairs else [_TRAIN]
+    return list(pairs.split_folders(root)) or [_TRAIN]
 
-  def read(self, position: int) -> base.Example:
+  def example(self, split: str, row: pairs.Pair, index: int) -> base.Example:
     """Returns a scan, resampled and windowed, and its map."""
-    *_, index = self._selection.locate(position)
-    image, labels = self._pair(position)
+    image, labels = row
     values, header = scans.read(image)
     classes, _ = scans.read_labels(labels, header)
     parts = {
@@ -95,16 +90,15 @@ class ScansSource(pairs.PairedSource):
 
   def fingerprint(self) -> str:
     """Returns a digest of names, classes and preparation, not of the scans."""
-    names = self._names(map(self._pair, range(len(self))))
+    names = self._names(pair for _, pair in self.selected())
     # Written under the class's first name: work directories hold this digest.
     spacing, window = self._preparation.spacing, self._preparation.window
     settings = f'How(spacing={spacing!r}, window={window!r})'
     return base.digest([*self.classes, settings, *names])
 
   def _checked(
-    self, position: int, config: ml_collections.ConfigDict
+    self, image: str, labels: str, config: ml_collections.ConfigDict
   ) -> scans.Header:
-    image, labels = self._pair(position)
     header = scans.header(image)
     of_map = scans.header(labels, header)
     if header.size != of_map.size:
@@ -140,19 +134,13 @@ class ScansSource(pairs.PairedSource):
 
 def find_source(root: str) -> type[base.Source] | None:
   """Returns the class that reads a folder with maps; None: it has none."""
-  if holds_scans(root):
-    return ScansSource
-  return pairs.PairsSource if pairs.holds_maps(root) else None
-
-
-def holds_scans(root: str) -> bool:
-  """Whether a folder has scans with maps."""
   if os.path.isfile(os.path.join(root, folder.DECATHLON)):
-    return True
-  if not pairs.holds_pairs(root):
-    return False
-  images, _ = next(iter(pairs.split_folders(root).values()))
-  return bool(scans.below(images)) and not folder.images_below(images)
+    return ScansSource
+  if folders := pairs.split_folders(root):
+    images, _ = next(iter(folders.values()))
+    has_scans = scans.below(images) and not folder.images_below(images)
+    return ScansSource if has_scans else pairs.PairsSource
+  return pairs.PairsSource if pairs.voc_lists(root) else None
 
 
 def _decathlon(root: str) -> tuple[tuple[str, ...], list[pairs.Pair]]:

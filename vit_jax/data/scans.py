@@ -35,6 +35,7 @@ _MOST = 2**31  # limit of places and modalities of a scan
 _SAME_PLACE = 0.05
 # Distance of a label from a whole number, after a slope.
 _LABEL_TOLERANCE = 1e-3
+_MOST_VALUE = 1e30  # of a window
 _MOST_LABEL = 2**24  # beyond any label, and exact in float32
 
 Size = tuple[int, int, int]
@@ -122,7 +123,7 @@ def is_spacing(value: Any) -> bool:
 def is_window(value: Any) -> bool:
   """Whether a value can be `Preparation.window`."""
   try:
-    value_window.check(value, 'data.volume.window', -1e30, 1e30)
+    value_window.check(value, 'data.volume.window', -_MOST_VALUE, _MOST_VALUE)
   except UserError:
     return False
   return True

@@ -16,6 +16,7 @@ import cv2
 import ml_collections
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax import tables
 from vit_jax.config import counted
 from vit_jax.config import parts
@@ -24,11 +25,9 @@ from vit_jax.data import base
 from vit_jax.data import class_areas
 from vit_jax.data import folder as folder_lib
 from vit_jax.data import intensity
-from vit_jax.data import pairs as pairs_lib
 from vit_jax.data import scan_folder
 from vit_jax.data import sources
 from vit_jax.data import target_kinds
-from vit_jax.data import voc
 from vit_jax.data.host import batches
 from vit_jax.data.host import clips
 from vit_jax.data.host import decode
@@ -90,15 +89,18 @@ def list_folder(root: str, split_of: Mapping[str, str] | None = None) -> Survey:
   `split_of` has the split of examples by id, where it is not the folder's.
   """
   data_name = f'{folder_lib.PREFIX}{root}'
-  if scan_folder.holds_scans(root):
+  paired = scan_folder.find_source(root)
+  if paired is scan_folder.ScansSource:
     raise UserError(
       f'{root} holds scans, and check is for images, unless a config says how'
       ' scans are read: write python -m vit_jax.data check CONFIG.py'
       f' --config.data.name={data_name}'
     )
-  if pairs_lib.holds_maps(root):
-    names = voc.lists(root) or pairs_lib.split_folders(root)
-    opened = {name: pairs_lib.PairsSource(root, name) for name in names}
+  if paired is not None:
+    config = config_lib.default()
+    config.data.name = data_name
+    names = paired.split_names(data_name)
+    opened = {name: paired.from_config(config, name) for name in names}
     return _survey_sources(data_name, opened)
   folders = folder_lib.split_folders(root)
   classes = folder_lib.class_names(folders, folders)

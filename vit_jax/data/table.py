@@ -83,9 +83,10 @@ class TableSource(rows.RowSource):
   def _row_name(self, row: rows.Row) -> str:
     return f'{self._path}, row {row[1] + 1}'
 
-  def _key(self, row: rows.Row) -> str:
-    path = self._images[row[1]] if self._has_paths else None
-    return (path or '').strip() or f'row {row[1] + 1}'
+  def key(self, split: str, row: int) -> str:
+    """Returns the path of a row's image, or the number of the row."""
+    path = self._images[row] if self._has_paths else None
+    return (path or '').strip() or f'row {row + 1}'
 
 
 def _read(path: str, named: Collection[str]) -> dict[str, Sequence[Any]]:

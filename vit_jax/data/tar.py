@@ -14,13 +14,16 @@ shards in it. A shard whose name has the word train, val or test belongs to
 that split, and others to train. Of shards in several folders, the folder's name
 says it where that of the shard does not.
 
-Each shard is read once, and the places of its files are written beside it, as
-shards-000.tar.index.json; after that, a sample is read by itself.
+Each shard is read once. The places of its files, and its classes and texts, are
+written beside it, as shards-000.tar.index.json. After that, a sample is read by
+itself, and classes and captions without the shard.
 """
 
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+import contextlib
+import dataclasses
 import glob
 import itertools
 import os
@@ -45,21 +48,34 @@ from vit_jax.runs import safe_io
 PREFIX = 'tar:'  # of `config.data.name`
 _RANGE = re.compile(r'\{(\d+)\.\.(\d+)\}')
 _MOST_SHARDS = 10**6
-_FORMAT = 2  # of an index
+_FORMAT = 3  # of an index
+# Bytes of the longest .cls or .txt that an index has; others stay in the shard.
+_MOST_TEXT = 2**12
 # Endings of the files that serve a column with another name.
 _ENDINGS: Mapping[str, tuple[str, ...]] = {
   'image': tuple(x.removeprefix('.') for x in folder.ENDINGS),
   'label': ('cls',),
   'text': ('txt',),
 }
+_TEXTS = (*_ENDINGS['label'], *_ENDINGS['text'])
 _COLUMNS = {x: name for name, endings in _ENDINGS.items() for x in endings}
 _DOTS = (
   "a sample's name ends at its first dot, so rename files with more dots, or"
   ' name the ending'
 )
 
-# Offset and number of bytes of each file of a sample, by its ending.
-Places = Mapping[str, tuple[int, int]]
+
+@dataclasses.dataclass(slots=True)
+class Sample:
+  """The files of one name in a shard."""
+
+  shard: str  # path
+  key: str  # name
+  # Offset and number of bytes of each file, by its ending.
+  places: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+  # What its .cls and .txt hold, by their endings; files that are no UTF-8, or
+  # long, are not among them.
+  texts: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 class TarSource(rows.RowSource):
@@ -79,17 +95,18 @@ class TarSource(rows.RowSource):
       )
     shards = expand(data_name.removeprefix(PREFIX))
     self._root = os.path.commonpath([os.path.dirname(x) for x in shards])
-    self._samples: list[tuple[str, str, Places]] = []  # shard, key, places
+    self._samples: list[Sample] = []
     by_split: dict[str, list[int]] = {}
     for shard in shards:
-      samples = index(shard)
       first = len(self._samples)
-      self._samples += [(shard, key, places) for key, places in samples.items()]
+      self._samples += index(shard)
       numbers = by_split.setdefault(_split_from_name(self._name(shard)), [])
       numbers += range(first, len(self._samples))
     if not self._samples:
       raise UserError(f'{data_name}: the shards are empty')
-    self._endings = sorted({x for *_, places in self._samples for x in places})
+    self._endings = sorted(
+      {x for sample in self._samples for x in sample.places}
+    )
     # Those that name an ending have small letters, as the index has it.
     columns = columns.copy_and_resolve_references()
     for name, x in columns.items():
@@ -114,7 +131,7 @@ class TarSource(rows.RowSource):
     endings = self._endings
     column_names = {*endings, *(_COLUMNS[x] for x in endings if x in _COLUMNS)}
     if 'json' in column_names:
-      with_json = (i for i, x in enumerate(self._samples) if 'json' in x[2])
+      with_json = (i for i, x in enumerate(self._samples) if 'json' in x.places)
       for number in itertools.islice(with_json, folder.SAMPLE):
         column_names |= self._fields(number).keys()
     has_dots = 'image' not in column_names  # then labels may have them, too
@@ -130,7 +147,7 @@ class TarSource(rows.RowSource):
       ]
       if name == 'image' and not columns.image and len(dotted) > 1:
         samples = enumerate(self._samples)
-        number = next(i for i, x in samples if dotted[0] in x[2])
+        number = next(i for i, x in samples if dotted[0] in x.places)
         raise UserError(
           f'{self._row_name(("", number))}: images end with'
           f' {join_first(dotted)}: {_DOTS}, as in'
@@ -151,15 +168,15 @@ class TarSource(rows.RowSource):
         if 'json' in present and not self._serving(column, present):
           continue  # a key of it: whoever reads it checks it
         lacking = []
-        for number, (*_, places) in enumerate(self._samples):
-          endings = self._serving(column, places)
+        for number, sample in enumerate(self._samples):
+          endings = self._serving(column, sample.places)
           if len(endings) > 1:
             raise UserError(
               f'{self._row_name(("", number))} has {len(endings)} files for the'
               f' {name}, with the endings {", ".join(endings)}: say which it'
               f' is, as in --config.data.columns.{name}={endings[0]}'
             )
-          is_in_json = 'json' in places and not endings
+          is_in_json = 'json' in sample.places and not endings
           if is_in_json and self._fields(number).get(column) is not None:
             continue
           if not endings:
@@ -172,7 +189,7 @@ class TarSource(rows.RowSource):
   ) -> None:
     """Tells of samples without a column that each must have, or should."""
     first = numbers[0]
-    endings = sorted(self._samples[first][2])
+    endings = sorted(self._samples[first].places)
     dots = f' ({_DOTS})' if any('.' in x for x in endings) else ''
     line = (
       f'{self._row_name(("", first))} has no {column} ({len(numbers)} of'
@@ -192,11 +209,16 @@ class TarSource(rows.RowSource):
     return [x for x in endings if x in places and x not in chosen_columns]
 
   def _cell(self, column: str, row: rows.Row) -> Any:
-    _, _, places = self._samples[row[1]]
-    if not (endings := self._serving(column, places)):
-      return self._fields(row[1]).get(column) if 'json' in places else None
+    sample = self._samples[row[1]]
+    if not (endings := self._serving(column, sample.places)):
+      return (
+        self._fields(row[1]).get(column) if 'json' in sample.places else None
+      )
+    is_image = column in (self._names['image'], self._names.get('map'))
+    if not is_image and endings[0] in sample.texts:
+      return sample.texts[endings[0]]
     data = self._bytes(endings[0], row)
-    if column in (self._names['image'], self._names.get('map')):
+    if is_image:
       return data
     try:
       return safe_io.decoded(data).strip()
@@ -206,12 +228,13 @@ class TarSource(rows.RowSource):
       ) from None
 
   def _row_name(self, row: rows.Row) -> str:
-    shard, key, _ = self._samples[row[1]]
-    return f'{shard}, sample {key}'
+    sample = self._samples[row[1]]
+    return f'{sample.shard}, sample {sample.key}'
 
-  def _key(self, row: rows.Row) -> str:
-    shard, key, _ = self._samples[row[1]]
-    return f'{self._name(shard)}/{key}'
+  def key(self, split: str, row: int) -> str:
+    """Returns the name of a sample, behind that of its shard."""
+    sample = self._samples[row]
+    return f'{self._name(sample.shard)}/{sample.key}'
 
   def _name(self, shard: str) -> str:
     """Returns a shard's path below the folder that all shards are in."""
@@ -220,18 +243,17 @@ class TarSource(rows.RowSource):
   def fingerprint(self) -> str:
     """Returns a digest of names and sizes, not of what the files hold."""
     parts = [
-      f'{self._key((name, row))} {_by_column(self._samples[row][2])}'
-      for name, numbers in self._rows.items()
-      for row in numbers
+      f'{self.key(*row)} {_by_column(self._samples[row[1]].places)}'
+      for row in self._read_rows()
     ]
     if 'map' in self._names:
       parts += [*self.classes, str(self._codes)]
-    terms = map(str, self._selection.ranges)
+    terms = map(str, self.selection.ranges)
     return base.digest([*terms, *rows.all_columns(self._names), *parts])
 
   def _bytes(self, ending: str, row: rows.Row) -> bytes:
-    shard, _, places = self._samples[row[1]]
-    offset, size = places[ending]
+    sample = self._samples[row[1]]
+    shard, (offset, size) = sample.shard, sample.places[ending]
     with explained(f'{shard} cannot be read', OSError):
       with open(shard, 'rb') as file:
         file.seek(offset)
@@ -291,24 +313,27 @@ def _split_from_name(name: str) -> str:
   return 'train'
 
 
-def index(shard: str) -> Mapping[str, Places]:
+def index(shard: str) -> list[Sample]:
   """Returns the samples of a shard; reads it only if it has no index yet."""
   path = pathlib.Path(f'{shard}.index.json')
   state = os.stat(shard)
   stamp = [state.st_size, state.st_mtime_ns]
-  stored = _stored(path, stamp)
+  stored = _stored(path, shard, stamp)
   if stored is not None:
     return stored
   samples = _scanned(shard, state.st_size)
+  stored_samples = {x.key: (x.places, x.texts) for x in samples}
   try:
-    content = {'format': _FORMAT, 'shard': stamp, 'samples': samples}
+    content = {'format': _FORMAT, 'shard': stamp, 'samples': stored_samples}
     safe_io.write_json(path, content)
   except UserError as e:  # as on a disk that is only read
     logging.warning('the shard will be read again the next time: %s', e)
   return samples
 
 
-def _stored(path: pathlib.Path, stamp: list[int]) -> dict[str, Places] | None:
+def _stored(
+  path: pathlib.Path, shard: str, stamp: list[int]
+) -> list[Sample] | None:
   """Returns the samples of an index; None if it is damaged, old or missing."""
   try:
     content = safe_io.read_json(path)
@@ -316,18 +341,22 @@ def _stored(path: pathlib.Path, stamp: list[int]) -> dict[str, Places] | None:
       return None
     if content.get('format') != _FORMAT:
       return None
-    return {
-      key: {name: (int(at), int(size)) for name, (at, size) in places.items()}
-      for key, places in content['samples'].items()
-    }
+    samples = []
+    for key, (places, texts) in content['samples'].items():
+      places = {
+        name: (int(at), int(size)) for name, (at, size) in places.items()
+      }
+      texts = {name: str(text) for name, text in texts.items()}
+      samples.append(Sample(shard, key, places, texts))
+    return samples
   except (UserError, AttributeError, KeyError, TypeError, ValueError) as e:
     logging.warning('%s is damaged and made anew: %s', path, one_line(e))
     return None
 
 
-def _scanned(shard: str, size: int) -> Mapping[str, Places]:
-  """Returns the samples of a shard, from the headers in it."""
-  samples: dict[str, dict[str, tuple[int, int]]] = {}
+def _scanned(shard: str, size: int) -> list[Sample]:
+  """Returns the samples of a shard, from the headers and the texts in it."""
+  samples: dict[str, Sample] = {}
   keys: dict[str, str] = {}  # of the last sample of each name
   try:
     with tarfile.open(shard, 'r:') as archive:
@@ -345,14 +374,20 @@ def _scanned(shard: str, size: int) -> Mapping[str, Places]:
           continue
         name, ending = os.path.join(directory, stem), ending.lower()
         key = keys.get(name, name)
-        if ending in samples.get(key, ()):  # another sample of this name
+        if key in samples and ending in samples[key].places:  # another sample
           count = itertools.count(2)
           key = next(x for i in count if (x := f'{name}#{i}') not in samples)
           line = 'warning: %s has several samples %s: this one is %s'
           logging.warning(line, shard, name, key)
         keys[name] = key
-        place = (member.offset_data, member.size)
-        samples.setdefault(key, {})[ending] = place
+        sample = samples.setdefault(key, Sample(shard, key))
+        sample.places[ending] = (member.offset_data, member.size)
+        is_text = ending.rpartition('.')[2] in _TEXTS
+        if is_text and member.size <= _MOST_TEXT:
+          content = archive.extractfile(member)
+          assert content is not None  # of a file
+          with contextlib.suppress(UnicodeDecodeError):  # told when it is read
+            sample.texts[ending] = safe_io.decoded(content.read()).strip()
     # Without the block that ends a shard, `tarfile` ends quietly, also at a
     # header that is damaged.
     with open(shard, 'rb') as file:
@@ -366,10 +401,12 @@ def _scanned(shard: str, size: int) -> Mapping[str, Places]:
       f'{shard} is damaged, or is compressed, and cannot be read'
       f' ({one_line(e)}): bring it whole, as a plain .tar'
     ) from None
-  return samples
+  return [*samples.values()]
 
 
-def _by_column(places: Places) -> dict[str, tuple[int, int]]:
+def _by_column(
+  places: Mapping[str, tuple[int, int]],
+) -> dict[str, tuple[int, int]]:
   """Returns the places by column; of two for one, the others by ending."""
   result: dict[str, tuple[int, int]] = {}
   for ending, place in places.items():

@@ -19,7 +19,6 @@ import numpy as np
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import features as features_lib
-from vit_jax.data import splits
 from vit_jax.data import text_kind
 
 _FORMAT = 'array_record'
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
   import tensorflow_datasets as tfds
 
 
-class TfdsSource(base.SelectedSource):
+class TfdsSource(base.Table):
   """Examples of a split of a TFDS dataset, not decoded by TFDS.
 
   The classes are in the order of the dataset, which its labels follow.
@@ -86,12 +85,13 @@ class TfdsSource(base.SelectedSource):
       label = features[self._label_key]
       classes = tuple(label.names or map(str, range(label.num_classes)))
       self.features['label'] = features_lib.Label(classes)
-    sizes = {s: info.num_examples for s, info in builder.info.splits.items()}
-    self._selection = splits.Selection(split, sizes, name)
+    infos = builder.info.splits.items()
+    rows = {s: range(info.num_examples) for s, info in infos}
+    super().__init__(split, rows, name)
     self._name = builder.info.full_name
     self._records = {
       s: builder.as_data_source(split=s, file_format=_FORMAT).data_source
-      for s in self._selection.names
+      for s in self.selection.names
     }
 
   @classmethod
@@ -110,11 +110,10 @@ class TfdsSource(base.SelectedSource):
       f' of a TFDS dataset{unknown}'
     )
 
-  def read(self, position: int) -> base.Example:
-    """Returns an example, not decoded."""
+  def example(self, split: str, row: int, index: int) -> base.Example:
+    """Returns the example of a record, not decoded."""
     from tensorflow_datasets.proto import tf_example_pb2
 
-    split, row, index = self._selection.locate(position)
     # Parsed here: TFDS converts all values to arrays, which takes longer than
     # reading the record.
     record = tf_example_pb2.Example.FromString(self._records[split][row])
@@ -152,7 +151,7 @@ class TfdsSource(base.SelectedSource):
 
   def fingerprint(self) -> str:
     """Returns a digest of the name with its version, split and classes."""
-    ranges = map(str, self._selection.ranges)
+    ranges = map(str, self.selection.ranges)
     sizes = [f'{name} {len(r)}' for name, r in self._records.items()]
     return base.digest([self._name, *self.classes, *ranges, *sizes])
 
@@ -161,9 +160,16 @@ def _prepared_builder(
   name: str, data_dir: str | None
 ) -> 'tfds.core.DatasetBuilder':
   import tensorflow_datasets as tfds
+  from tensorflow_datasets.core import naming
+  from tensorflow_datasets.core.utils import file_utils
 
   # Checked first, since TFDS prints three lines about an unknown name.
-  if not _is_known(name, data_dir):
+  dataset = naming.camelcase_to_snakecase(re.split('[/:]', name)[0])
+  folders = map(os.path.expanduser, file_utils.list_data_dirs(data_dir))
+  has_code = dataset in tfds.list_builders(with_community_datasets=False)
+  if not has_code and not any(
+    os.path.isdir(os.path.join(folder, dataset)) for folder in folders
+  ):
     raise _unknown_name(name)
   try:
     builder = tfds.builder(name, data_dir=data_dir)
@@ -189,21 +195,6 @@ def _prepared_builder(
       f' has no random access: run {command}'
     )
   return builder
-
-
-def _is_known(name: str, data_dir: str | None) -> bool:
-  """Whether TFDS has code for a dataset, or there are files of it."""
-  import tensorflow_datasets as tfds
-  from tensorflow_datasets.core import naming
-  from tensorflow_datasets.core.utils import file_utils
-
-  dataset = naming.camelcase_to_snakecase(re.split('[/:]', name)[0])
-  if dataset in tfds.list_builders(with_community_datasets=False):
-    return True
-  return any(
-    os.path.isdir(os.path.join(os.path.expanduser(folder), dataset))
-    for folder in file_utils.list_data_dirs(data_dir)
-  )
 
 
 def _unknown_name(name: str) -> UserError:

@@ -33,7 +33,6 @@ _PIECES = (
   r"(?i:<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d)"
   r'|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+'
 )
-_WORDS = 2**16  # remembered with their tokens
 _NO_PUNCTUATION = str.maketrans('', '', string.punctuation)
 
 WORDS = 'words'
@@ -87,21 +86,21 @@ class Clip(Tokenizer):
     names += [''.join(pair) for pair in merges] + [_START, _END]
     ids = {name: i for i, name in enumerate(names)}
     super().__init__(length, len(names))
-    self._special = {name: ids[name] for name in (_START, _END)}
-    self.end = ids[_END]
-    self._names = names
-    self._bytes = symbols
+    self._start, self.end = ids[_START], ids[_END]
+    self._names, self._bytes = names, symbols
     # The library raises no narrower class.
     with explained(f'{path} is no file of merges of CLIP', Exception):
-      self._model = library.models.BPE(ids, merges, end_of_word_suffix='</w>')
+      model = library.models.BPE(ids, merges, end_of_word_suffix='</w>')
+    self._tokenizer = library.Tokenizer(model)
     cut = library.pre_tokenizers
-    self._split = cut.Sequence(
+    self._tokenizer.pre_tokenizer = cut.Sequence(
       [
         cut.Split(library.Regex(_PIECES), 'removed', invert=True),
         cut.ByteLevel(add_prefix_space=False, use_regex=False),
       ]
     )
-    self._of_word = functools.lru_cache(_WORDS)(self._tokens)
+    # As in CLIP's code, a special token that is spelled out is one.
+    self._tokenizer.add_special_tokens([_START, _END])
 
   def clean(self, text: str) -> str:
     """Returns a text as the pieces are cut from it."""
@@ -114,25 +113,17 @@ class Clip(Tokenizer):
 
   def encode_clean(self, text: str) -> list[int]:
     """Returns the same of a text that is clean."""
-    tokens = [self._special[_START]]
-    for word, _ in self._split.pre_tokenize_str(text):
-      tokens += self._of_word(word)
-    return [*tokens, self._special[_END]]
+    encoding = self._tokenizer.encode(text, add_special_tokens=False)
+    return [self._start, *encoding.ids, self.end]
 
   def decode(self, tokens: Sequence[int]) -> str:
     """Returns the text up to the first end token."""
     ids = list(tokens)
     ids = ids[: ids.index(self.end)] if self.end in ids else ids
-    pieces = (self._names[i] for i in ids if i != self._special[_START])
+    pieces = (self._names[i] for i in ids if i != self._start)
     text = ''.join(pieces).replace('</w>', ' ')
     stored = bytes(self._bytes.get(x, ord(' ')) for x in text)
     return stored.decode(errors='replace').strip()
-
-  def _tokens(self, word: str) -> list[int]:
-    # As in CLIP's code, a special token that is spelled out is one.
-    if word in self._special:
-      return [self._special[word]]
-    return [token.id for token in self._model.tokenize(word)]
 
 
 class SentencePiece(Tokenizer):

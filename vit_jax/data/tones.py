@@ -60,10 +60,6 @@ class TonesSource(made.MadeSource):
     image = spectrogram.from_waveform(waveform, self._audio)
     return {'image': image, 'label': label}
 
-  def bits(self) -> int:
-    """Returns 16, the bits of a spectrogram's values."""
-    return 16
-
 
 def make(melody: str, rate: int, rng: np.random.Generator) -> np.ndarray:
   """Returns a melody of CLASSES, float32 [S], from -1 to 1; `rate` in Hz."""

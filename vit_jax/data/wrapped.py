@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from collections.abc import Iterable
-from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import functools
@@ -17,8 +16,19 @@ from vit_jax.data import features as features_lib
 from vit_jax.data import target_kinds
 
 
+@dataclasses.dataclass(frozen=True)
+class Derived:
+  """A value that is made of another one of the same example."""
+
+  name: str  # its feature
+  origin: str  # feature of the other one: a Label or a MultiLabel
+  value: Callable[[Any], Any]  # makes it of the other one, as that is stored
+
+
 class WrappedSource(base.Source):
   """A split made from another: with some of its examples, or other values.
+
+  Captions and columns of it read no image, where the other's read none.
 
   Attributes:
     source: The other split.
@@ -31,14 +41,14 @@ class WrappedSource(base.Source):
     *,
     features: features_lib.Features | None = None,
     rows: np.ndarray | None = None,
-    values: Callable[[base.Example], Mapping[str, Any]] | None = None,
+    derived: Derived | None = None,
   ):
     """Wraps a split, which `facts` tell from the other in the fingerprint.
 
     `features` replace those of the other; `rows`, int [N], are positions in it;
-    and `values` returns values that an example has in place of its own.
+    and `derived` is a value that an example has in place of its own.
     """
-    self.source, self._facts, self._values = source, tuple(facts), values
+    self.source, self._facts, self._derived = source, tuple(facts), derived
     self.features = source.features if features is None else features
     self._rows = rows
 
@@ -50,11 +60,12 @@ class WrappedSource(base.Source):
     return position if self._rows is None else int(self._rows[position])
 
   def read(self, position: int) -> base.Example:
-    """Returns an example, as it is stored, but for values that replace its."""
+    """Returns an example, as it is stored, but for a value that is derived."""
     example = self.source.read(self.row(position))
-    if self._values is None:
+    if (derived := self._derived) is None:
       return example
-    values = {**example.values, **self._values(example)}
+    value = derived.value(example.values[derived.origin])
+    values = {**example.values, derived.name: value}
     return dataclasses.replace(example, values=values)
 
   def file(self, position: int) -> str | None:
@@ -71,9 +82,21 @@ class WrappedSource(base.Source):
 
   def captions(self, position: int) -> Sequence[str]:
     """Returns the captions of an example."""
-    if self._values is not None:
-      return super().captions(position)
+    if self._derived is not None and self._derived.name == 'text':
+      captions: Sequence[str] = self._derived_values[position]
+      return captions
     return self.source.captions(self.row(position))
+
+  @functools.cached_property
+  def _derived_values(self) -> list[Any]:
+    """The derived value of all examples, in order."""
+    assert self._derived is not None
+    column = self._stored_column(self._derived.origin)
+    # Of classes that are present the positions, as a source has them.
+    values = (
+      column.tolist() if column.ndim == 1 else map(np.flatnonzero, column)
+    )
+    return [self._derived.value(x) for x in values]
 
   def check_targets(self, positions: Iterable[int]) -> None:
     """Checks the targets of examples."""
@@ -81,14 +104,22 @@ class WrappedSource(base.Source):
 
   def column(self, name: str) -> np.ndarray:
     """Returns a target of all examples, [N, ...]."""
-    if self.features[name] == self.source.features.get(name):
-      try:
-        column = self.source.column(name)
-        return column if self._rows is None else column[self._rows]
-      except UserError:  # perhaps of an example that is left out
-        if self._rows is None:
-          raise
-    return super().column(name)
+    target = features_lib.targets(self.features)[name]
+    if self._derived is not None and self._derived.name == name:
+      return np.stack([target.encode(x, name) for x in self._derived_values])
+    if target != self.source.features.get(name):
+      return super().column(name)
+    return self._stored_column(name)
+
+  def _stored_column(self, name: str) -> np.ndarray:
+    """Returns a target of the other split, of the examples that are here."""
+    try:
+      column = self.source.column(name)
+    except UserError:  # perhaps of an example that is left out
+      if self._rows is None:
+        raise
+      return super().column(name)
+    return column if self._rows is None else column[self._rows]
 
   def fingerprint(self) -> str:
     """Returns a digest of the other split's fingerprint and of the facts."""
@@ -112,11 +143,9 @@ def relabel(
     source,
     classes,
     features={**source.features, name: feature},
-    values=functools.partial(_relabelled, name, positions),
+    derived=Derived(name, name, functools.partial(_moved, positions)),
   )
 
 
-def _relabelled(
-  name: str, positions: Sequence[int], example: base.Example
-) -> dict[str, list[int]]:
-  return {name: [positions[i] for i in example.values[name]]}
+def _moved(positions: Sequence[int], present: Iterable[int]) -> list[int]:
+  return [positions[i] for i in present]

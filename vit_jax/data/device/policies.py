@@ -46,8 +46,8 @@ class Policy:
 
   # Operations by name, each with a function from a level to an amount.
   amounts: Mapping[str, _Amount]
-  # (chance, layer) -> the operation, its level, whether it is applied.
-  choose: Callable[[_Chance, jax.Array], _Chosen]
+  level: Callable[[_Chance], jax.Array | float]
+  probability: float = 1.0  # of an operation that was drawn to be applied
   layers: int = 1  # number of operations, applied one after the other
   # Interpolation of shears, rotations and translations.
   interpolation: str = 'nearest'
@@ -57,6 +57,12 @@ class Policy:
   def moves(self) -> tuple[str, ...]:
     """Names of its operations that move pixels."""
     return tuple(name for name in self.amounts if name in shapes.MAPS)
+
+  def choose(self, chance: _Chance, layer: jax.Array) -> _Chosen:
+    """Draws an operation; all are equally likely."""
+    del layer
+    place = _place(chance.op, len(self.amounts))
+    return place, self.level(chance), chance.done < self.probability
 
   def draw(self, keys: jax.Array, size: Size) -> Draw:
     """Draws the operations for keys [B], as arrays [layers, B, ...].
@@ -97,24 +103,6 @@ class Policy:
     )
 
 
-def _uniform(
-  amounts: Mapping[str, _Amount],
-  level: Callable[[_Chance], jax.Array | float],
-  probability: float = 1.0,
-  layers: int = 1,
-  interpolation: str = 'nearest',
-  fill: int = 128,
-) -> Policy:
-  """Returns a policy that draws all operations equally often."""
-
-  def choose(chance: _Chance, layer: jax.Array) -> _Chosen:
-    del layer
-    place = _place(chance.op, len(amounts))
-    return place, level(chance), chance.done < probability
-
-  return Policy(amounts, choose, layers, interpolation, fill)
-
-
 def _place(share: jax.Array, length: int) -> jax.Array:
   """Returns an integer in [0, length), from a random share in [0, 1)."""
   return (share * length).astype(jnp.int32)
@@ -130,12 +118,13 @@ def _enhance(amount: _Amount) -> dict[str, _Amount]:
   return dict.fromkeys(names, amount)
 
 
+def _signed(most: float) -> _Amount:
+  return lambda level, sign, size: most * level * sign
+
+
 def _rotate_and_shear(degrees: float, shear: float) -> dict[str, _Amount]:
-  return {
-    'rotate': lambda level, sign, size: degrees * level * sign,
-    'shear_x': lambda level, sign, size: shear * level * sign,
-    'shear_y': lambda level, sign, size: shear * level * sign,
-  }
+  shears = dict.fromkeys(('shear_x', 'shear_y'), _signed(shear))
+  return {'rotate': _signed(degrees), **shears}
 
 
 _INVERT = dict.fromkeys(('auto_contrast', 'equalize', 'invert'), _no_amount)
@@ -176,7 +165,7 @@ def randaugment(
       40 * (min(size) / 224) * level
     ),
   }
-  return _uniform(amounts, lambda chance: magnitude / 10, layers=layers)
+  return Policy(amounts, lambda chance: magnitude / 10, layers=layers)
 
 
 def rand(
@@ -215,7 +204,7 @@ def rand(
     'translate_y': lambda level, sign, size: 0.45 * size[0] * level * sign,
     **levels,
   }
-  return _uniform(
+  return Policy(
     amounts,
     lambda chance: jnp.clip(m + mstd * chance.normal, 0, 10) / 10,
     probability=p,
@@ -244,7 +233,7 @@ def trivialaugment() -> Policy:
     'translate_x': shift,
     'translate_y': shift,
   }
-  return _uniform(
+  return Policy(
     amounts,
     lambda chance: _place(chance.level, highest + 1) / highest,
     fill=0,
@@ -253,7 +242,6 @@ def trivialaugment() -> Policy:
 
 def autoaugment() -> Policy:
   """AutoAugment (arXiv:1805.09501) with torchvision's policy for CIFAR-10."""
-  highest = 9
   amounts: dict[str, _Amount] = {
     **_INVERT,
     'posterize': lambda level, sign, size: 8 - jnp.round(4 * level),
@@ -267,24 +255,29 @@ def autoaugment() -> Policy:
       jnp.floor(150 / 331 * size[0] * level) * sign
     ),
   }
-  names = list(amounts)
-  pairs = [line.split(',') for line in _AUTOAUGMENT.strip().splitlines()]
-  steps = [[step.split() for step in pair] for pair in pairs]
-  places = [[names.index(name) for name, _, _ in pair] for pair in steps]
-  probabilities = [[float(p) for _, p, _ in pair] for pair in steps]
-  levels = [[int(x) / highest for _, _, x in pair] for pair in steps]
+  return _Pairs(amounts, lambda chance: chance.level, layers=2, fill=0)
 
-  def choose(chance: _Chance, layer: jax.Array) -> _Chosen:
+
+class _Pairs(Policy):
+  """Draws one line of _AUTOAUGMENT, of which each layer applies a part."""
+
+  def choose(self, chance: _Chance, layer: jax.Array) -> _Chosen:
+    """Returns a part of the line that is common to all layers."""
+    names = list(self.amounts)
+    pairs = [line.split(',') for line in _AUTOAUGMENT.strip().splitlines()]
+    steps = [[step.split() for step in pair] for pair in pairs]
+    places = [[names.index(name) for name, _, _ in pair] for pair in steps]
+    probabilities = [[float(p) for _, p, _ in pair] for pair in steps]
+    levels = [[int(x) / _MOST_LEVEL for _, _, x in pair] for pair in steps]
     pair = _place(chance.common, len(steps))
     place, probability, level = (
       jnp.array(table)[pair, layer] for table in (places, probabilities, levels)
     )
     return place, level, chance.done <= probability
 
-  return Policy(amounts, choose, layers=2, fill=0)
 
-
-# One line is drawn: two operations with probabilities and levels (0 to 9).
+_MOST_LEVEL = 9
+# One line is drawn: two operations with probabilities and levels.
 _AUTOAUGMENT = """
 invert .1 0, contrast .2 6
 rotate .7 2, translate_x .3 9
@@ -321,4 +314,4 @@ def three_augment() -> Policy:
     'solarize': lambda level, sign, size: jnp.full_like(level, 128),
     'gaussian_blur': lambda level, sign, size: 0.1 + 1.9 * level,
   }
-  return _uniform(amounts, lambda chance: chance.level)
+  return Policy(amounts, lambda chance: chance.level)

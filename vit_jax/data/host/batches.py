@@ -176,7 +176,8 @@ def _start(
   batch_bytes = len(maker.rows) * pixels * maker.levels.dtype.itemsize
   waiting = max(2, min(2 * threads, _WAITING_BYTES // batch_bytes))
   options = grain.ReadOptions(min(threads, waiting), waiting)
-  return Batches(maker, steps, options, num_workers, batch_bytes)
+  make = maker.on_one_core
+  return Batches(make, steps, options, num_workers, batch_bytes)
 
 
 def num_cores() -> int:
@@ -266,6 +267,13 @@ class BatchMaker:
     """Returns a batch that only holds positions."""
     positions = np.minimum(self.positions(step), len(self.source))
     return {'position': positions.astype(np.int32)}
+
+  def on_one_core(self, step: int) -> Batch:
+    """Returns the same as a call, while other cores make other batches."""
+    import cv2  # not needed for decoded sources
+
+    cv2.setNumThreads(1)
+    return self(step)
 
   def __call__(self, step: int) -> Batch:
     """Returns a batch: zeros, filled where `valid` is True."""

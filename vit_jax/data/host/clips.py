@@ -5,7 +5,6 @@ In comments: T frames of a clip, [h, w] pixels of a stored frame.
 
 import abc
 from collections.abc import Sequence
-import dataclasses
 from typing import Any
 from typing import cast
 
@@ -13,13 +12,11 @@ import numpy as np
 
 from vit_jax.config import counted
 from vit_jax.config import UserError
-from vit_jax.data import features
 from vit_jax.data import input_kinds
 from vit_jax.data.base import Example
 from vit_jax.data.host import decode
 from vit_jax.data.host import geometry
 from vit_jax.data.host import images as images_lib
-from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host import transforms
 
 # What follows an example's key in that of the place in time.
@@ -64,22 +61,26 @@ def _read(
   return images
 
 
-@dataclasses.dataclass(frozen=True)
-class Cutter:
-  """Cuts the examples of a batch."""
+class ClipFiller(images_lib.ImageFiller):
+  """Cuts clips and parts of spectrograms into rows of a batch."""
 
-  kind: features.Image  # video or Audio
-  # Crop of the model's input, which has the number of frames as its first side.
-  crop: geometry.Crop
-  channels: int
-  levels: levels_lib.Levels  # bits that are kept
+  def fill_crops(self, example: Example, rows: list[int]) -> None:
+    """Cuts a video or a spectrogram, which has a size of its own."""
+    for i in rows:
+      key = None if self.maker.in_order else self.key(i)
+      self.batch['image'][i] = self._cut(
+        example.values['image'], key, example.origin
+      )
 
-  def __call__(
+  def _cut(
     self, image: Any, key: tuple[int, ...] | None, origin: str
   ) -> np.ndarray:
     """Returns a clip [T, H, W, C] or part [T, M, 1], without key the middle."""
-    kind = cast(input_kinds.Recording, self.kind)
-    frames, num_frames = self.crop.size[0], len(image)
+    channels, levels = self.maker.channels, self.maker.levels
+    kind = cast(input_kinds.Recording, self.maker.image)
+    # The number of frames is its first side.
+    crop = self.maker.views['image'].crop
+    frames, num_frames = crop.size[0], len(image)
     span = kind.span(frames)
     is_video = isinstance(kind, input_kinds.Video)
     if is_video and 0 < num_frames < span and kind.short == 'refuse':
@@ -93,38 +94,22 @@ class Cutter:
     if key is not None:
       first = int(np.random.default_rng((*key, _TIME)).integers(free + 1))
     if not is_video:
-      spectrogram = self.levels.keep(image, origin)
+      spectrogram = levels.keep(image, origin)
       part = spectrogram[first : first + frames]
-      if part.shape != (*self.crop.size, 1):
+      if part.shape != (*crop.size, 1):
         raise UserError(
           f'{origin} has a spectrogram of {spectrogram.shape}, and'
-          f' config.data.image_size wants {self.crop.size} of it'
+          f' config.data.image_size wants {crop.size} of it'
         )
       return part
     numbers = first + kind.stride * np.arange(frames)
     numbers = np.minimum(numbers, num_frames - 1).tolist()
-    crop = geometry.frame_crop(self.crop)
+    crop = geometry.frame_crop(crop)
     cut = []
     for frame in _read(image, numbers, origin):
-      pixels = self.levels.keep(frame, origin)
-      pixels = decode.to_channels(pixels, self.channels)
+      pixels = decode.to_channels(levels.keep(frame, origin), channels)
       rng = np.random.default_rng(key or 0)  # the same for all frames
       cut.append(
-        transforms.transform(
-          pixels, self.channels, crop, rng, origin, self.levels
-        )
+        transforms.transform(pixels, channels, crop, rng, origin, levels)
       )
     return np.stack(cut)
-
-
-class ClipFiller(images_lib.ImageFiller):
-  """Cuts clips and parts of spectrograms into rows of a batch."""
-
-  def fill_crops(self, example: Example, rows: list[int]) -> None:
-    """Cuts a video or a spectrogram, which has a size of its own."""
-    maker = self.maker
-    crop = maker.views['image'].crop
-    cut = Cutter(maker.image, crop, maker.channels, maker.levels)
-    for i in rows:
-      key = None if maker.in_order else self.key(i)
-      self.batch['image'][i] = cut(example.values['image'], key, example.origin)

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 import itertools
 
-import cv2
 import numpy as np
 
 from vit_jax import config as config_lib
@@ -20,7 +19,6 @@ class ImageFiller:
   def __init__(
     self, maker: batches.BatchMaker, draws: np.ndarray, batch: batches.Batch
   ):
-    cv2.setNumThreads(1)  # other cores make other batches
     self.maker, self.batch, self._draws = maker, batch, draws
     self.maps = features.maps(maker.source.features)  # kinds, by name
 
