@@ -365,6 +365,7 @@ def test_augreg_takes_the_recommended_checkpoint():
     ('augreg.py:X/16', "'X/16' is no model of AugReg: write one as B/16"),
     ('augreg.py:S/16', "has no model 'S/16'"),
     ('finetune.py:ViT-B/16', 'write MODEL,DATASET'),
+    ('lora.py:ViT-B/16', 'as in configs/lora.py:ViT-B/16,cifar10'),
     ('bit_transfer.py:R50x1,food101', 'write MODEL,DATASET,EXAMPLES, as in'),
     ('bit_transfer.py:R51x1,cifar10', "'R51x1' is not a model of this recipe"),
     ('bit_transfer.py:BiT-R51x1,cifar10', 'one of R50x1, R50x3, R101x1'),

@@ -44,8 +44,8 @@ def on_base(text: str, base_text: str) -> str:
 
   Only adapted layers take them. Both are texts of `config.model.block`.
   """
-  part, base = (parts_lib.parse(x, 'model.block') for x in (text, base_text))
-  kind, base_kind = (registry.part_class('block', x.name) for x in (part, base))
+  part, base = _part(text), _part(base_text)
+  kind, base_kind = map(_kind, (part, base))
   bare = adapters.bare_class(kind)
   if bare is kind or adapters.bare_class(base_kind) is not base_kind:
     return text
@@ -58,26 +58,41 @@ def on_base(text: str, base_text: str) -> str:
   return str(dataclasses.replace(part, options=base.options | part.options))
 
 
-def bare_values(keys: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns keys of `config.model` with the block that adapters are added to.
-
-  No file of another library has them.
-  """
-  text = keys.get('block')
-  if text is None:
-    return dict(keys)
-  part = parts_lib.parse(text, 'model.block')
-  kind = registry.part_class('block', part.name)
+def bare_text(text: str) -> str:
+  """Returns the text of the block that adapters are added to."""
+  part = _part(text)
+  kind = _kind(part)
   bare = adapters.bare_class(kind)
   if bare is kind:
-    return dict(keys)
-  declared = registry.declared_options(kind)
+    return text
+  declared, known = map(registry.declared_options, (kind, bare))
   options = dict(zip(declared, part.args, strict=False)) | part.options
-  known = registry.declared_options(bare)
   options = {name: x for name, x in options.items() if name in known}
   name = registry.class_name('block', bare)
-  bare_text = str(parts_lib.Part(name, (), options)) if options else None
-  return {**keys, 'block': bare_text}
+  return str(parts_lib.Part(name, (), options))
+
+
+def bare_values(keys: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns keys of `config.model` for a file, which has no adapters."""
+  text = keys.get('block')
+  if not text or adapters.bare_class(_kind(_part(text))) is _kind(_part(text)):
+    return dict(keys)
+  bare = bare_text(text)  # without options the file says which block it is
+  return {**keys, 'block': bare if '(' in bare else None}
+
+
+def resumed(text: str, stored_text: str) -> str:
+  """Returns the text of a block as `on_base` has changed that of a run."""
+  bare = bare_text(stored_text)
+  return text if bare == stored_text else on_base(text, bare)
+
+
+def _part(text: str) -> parts_lib.Part:
+  return parts_lib.parse(text, 'model.block')
+
+
+def _kind(part: parts_lib.Part) -> type[Any]:
+  return registry.part_class('block', part.name)
 
 
 def merge(loaded: weights.Loaded) -> weights.Loaded:

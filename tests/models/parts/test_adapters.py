@@ -137,9 +137,9 @@ def test_a_layer_that_is_not_there_is_named():
 def test_another_rank_and_adapters_that_cannot_be_merged_are_refused():
   source = make(block='lora(rank=2)')
   params = random_params(source)
-  with pytest.raises(UserError, match='block.rank is 2 in the checkpoint, 4'):
+  with pytest.raises(UserError, match=r'block\.rank is 2'):
     adapted(params, source, make(block='lora(rank=4)'))
-  with pytest.raises(UserError, match='block.alpha is 16.0 in the checkpoint'):
+  with pytest.raises(UserError, match=r'block\.alpha is 16'):
     adapted(params, source, make(block='lora(rank=2, alpha=1.0)'))
   source = make(block='houlsby(width=4)')
   with pytest.raises(UserError, match='leave it as it is'):
