@@ -51,7 +51,7 @@ def test_gradients_are_those_of_a_scale_that_no_one_sees(experiment, batch):
   start = experiment.init()
   norms = {}
   for exponent in (-14, 10, 15):
-    state, metrics = step(experiment, batch, with_scale(start, exponent, 0))
+    _, metrics = step(experiment, batch, with_scale(start, exponent, 0))
     assert metrics['ok'] and metrics['loss_scale'] == 2.0**exponent
     norms[exponent] = float(metrics['grad_norm'])
     assert np.isfinite(float(metrics['loss']))
