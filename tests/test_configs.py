@@ -112,6 +112,8 @@ def write_checkpoint(config, path):
   size = config_lib.pair(config.data.image_size, 'data.image_size')
   if 'key_bias=False' in (config.model.attention or ''):
     model = describing.with_keys(model, positions='relative_bias')
+  if 'lora' in (config.model.block or ''):
+    model = describing.with_keys(model, block='block')
   if config.model.pool == 'token_and_mean':  # of methods without a head
     model = describing.with_keys(model, num_classes=0, pool='token')
   if 'layer_scale' in (config.model.block or '') or not model.num_classes:

@@ -10,6 +10,7 @@ import pytest
 import tiny
 
 import vit_jax
+from vit_jax import config as config_lib
 from vit_jax import convert
 from vit_jax import models
 from vit_jax.config import UserError
@@ -60,6 +61,28 @@ def test_factors_and_head_alone_move(base, tuned):
   moved = {x for x in new if x not in old or (new[x] != old[x]).any()}
   assert moved == {x for x in new if 'lora' in x or x.startswith('head/')}
   assert all(new[x].any() for x in moved)
+
+
+def test_the_config_trains_factors_and_head(base, tmp_path):
+  small = {
+    'data.image_size': 16,
+    'data.channels': 1,
+    'train.batch_size': 8,
+    'train.duration': '3 steps',
+    'optim.warmup': '1 steps',
+    'reporting': '',
+    'mesh.data': 1,
+  }
+  file = f'{tiny.ROOT}/configs/lora.py:{base},digits'
+  vit_jax.train(config_lib.load(file, small), tmp_path / 'run')
+  before, after = (vit_jax.load(x) for x in (base, tmp_path / 'run'))
+  block = after.model.block
+  assert (block.rank, block.alpha, block.layer_scale) == (8, 16.0, 0.1)
+  old, new = (
+    traverse_util.flatten_dict(x.params, sep='/') for x in (before, after)
+  )
+  for path, x in old.items():
+    assert (x == new[path]).all() != path.startswith('head/'), path
 
 
 def test_the_optimizer_has_no_state_of_what_is_frozen(base):

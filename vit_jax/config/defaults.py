@@ -97,7 +97,8 @@ def _model() -> ml_collections.ConfigDict:
   # 'sincos2d', 'rope', 'relative_bias', 'relative_mlp_bias', as
   # 'learned + rope'; or 'none'.
   model.positions = config_dict.placeholder(str)
-  # A layer: 'block', 'parallel', 'branches', 'post_norm', 'merging'.
+  # A layer: 'block', 'parallel', 'branches', 'post_norm', 'merging'; or 'block'
+  # with additions that train alone: 'lora', 'adaptformer', 'houlsby'.
   model.block = config_dict.placeholder(str)
   # Attention: 'attention', 'grouped', 'differential'.
   model.attention = config_dict.placeholder(str)
