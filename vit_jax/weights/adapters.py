@@ -65,9 +65,9 @@ def bare_text(text: str) -> str:
   bare = adapters.bare_class(kind)
   if bare is kind:
     return text
-  declared, known = map(registry.declared_options, (kind, bare))
+  declared, bare_declared = map(registry.declared_options, (kind, bare))
   options = dict(zip(declared, part.args, strict=False)) | part.options
-  options = {name: x for name, x in options.items() if name in known}
+  options = {name: x for name, x in options.items() if name in bare_declared}
   name = registry.class_name('block', bare)
   return str(parts_lib.Part(name, (), options))
 

@@ -65,6 +65,23 @@ def test_unrolled_and_scanned_layers_compute_the_same(block):
   np.testing.assert_allclose(scanned, apply(model, params), atol=1e-5)
 
 
+@pytest.mark.parametrize('remat', ['activations', 'products', 'full'])
+def test_gradients_do_not_depend_on_what_is_recomputed(remat):
+  model = make(block=ALL_LAYERS)
+  params = random_params(model)
+
+  def gradients(model):
+    loss = lambda x: (model.apply({'params': x}, IMAGES) ** 2).sum()
+    return jax.jit(jax.grad(loss))(params)
+
+  expected, recomputed = map(gradients, (model, model.clone(remat=remat)))
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5 * abs(y).max()),
+    recomputed,
+    expected,
+  )
+
+
 @pytest.mark.parametrize(
   ('block', 'fields'),
   [
