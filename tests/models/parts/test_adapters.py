@@ -71,7 +71,9 @@ def test_gradients_do_not_depend_on_what_is_recomputed(remat):
   params = random_params(model)
 
   def gradients(model):
-    loss = lambda x: (model.apply({'params': x}, IMAGES) ** 2).sum()
+    def loss(params):
+      return (model.apply({'params': params}, IMAGES) ** 2).sum()
+
     return jax.jit(jax.grad(loss))(params)
 
   expected, recomputed = map(gradients, (model, model.clone(remat=remat)))
