@@ -17,6 +17,7 @@ from vit_jax.config import UserError
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 from vit_jax.weights import adapters
+from vit_jax.weights.files import containers
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 1), np.uint8)
 LORA = {
@@ -145,6 +146,18 @@ def test_another_base_is_refused(base, tuned, tmp_path):
     adapters.save(vit_jax.load(base), tmp_path / 'base.safetensors')
   with pytest.raises(UserError, match='is no file of adapters'):
     vit_jax.load(base, adapters=other)
+
+
+def test_a_damaged_file_is_named(tuned, tmp_path):
+  file = tmp_path / 'tuned.safetensors'
+  for text in ('{"base": "x"}', '[]', 'no JSON'):
+    arrays = {'head/bias': np.zeros(10, np.float32)}
+    metadata = {'vit_jax_adapters': text}
+    containers.write_safetensors(file, arrays, metadata)
+    with pytest.raises(UserError, match=r'metadata of .* are damaged'):
+      vit_jax.load(file)
+  with pytest.raises(UserError, match=r'writes a new \.safetensors file'):
+    adapters.save(vit_jax.load(tuned), file)
 
 
 @pytest.mark.parametrize('form', ['timm', 'google', 'vit_jax'])

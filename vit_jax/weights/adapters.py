@@ -6,6 +6,7 @@ that the run started from, its base, and what it takes to load them on it again.
 """
 
 from collections.abc import Mapping
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -16,7 +17,6 @@ from flax import traverse_util
 import jax
 import numpy as np
 import safetensors
-import safetensors.numpy
 
 from vit_jax import config as config_lib
 from vit_jax import data
@@ -33,6 +33,7 @@ from vit_jax.weights import origin as origin_lib
 from vit_jax.weights.files import containers
 
 _METADATA = 'vit_jax_adapters'
+_FACTS = ('base', 'model', 'image_size', 'resize', 'preprocess', 'frozen')
 SUFFIX = '.safetensors'
 # Sums over an array of the base, relative to its norm, differ by less where
 # positions were resized on another computer.
@@ -167,9 +168,18 @@ def _facts(path: pathlib.Path) -> dict[str, Any]:
   """Returns the metadata of a file of adapters; {}: it is none."""
   try:
     with safetensors.safe_open(path, framework='np') as file:
-      return json.loads((file.metadata() or {}).get(_METADATA, '{}'))
+      text = (file.metadata() or {}).get(_METADATA, '{}')
   except (safetensors.SafetensorError, OSError):
     return {}  # the reader of other files says what is wrong
+  facts = {}
+  with contextlib.suppress(ValueError):
+    facts = json.loads(text)
+  if text != '{}' and not (isinstance(facts, dict) and {*_FACTS} <= {*facts}):
+    raise config_lib.UserError(
+      f'the metadata of {path} are damaged: store the adapters again by'
+      ' `vit-jax convert --to=adapters`'
+    )
+  return cast(dict[str, Any], facts)
 
 
 def load(path: pathlib.Path, base: str = '', **options: Any) -> weights.Loaded:
@@ -197,7 +207,8 @@ def load(path: pathlib.Path, base: str = '', **options: Any) -> weights.Loaded:
     flat = _flat(loaded)
     frozen = {name: x for name, x in flat.items() if name in facts['frozen']}
     _check_base(frozen, facts['frozen'])
-    arrays = safetensors.numpy.load_file(path)
+    with containers.open_arrays(path) as stored:
+      arrays = {name: stored.read(name) for name in stored.shapes}
     expected = {name: x.shape for name, x in flat.items()}
     places = 'the file', 'the base'
     if problems := fit.different_arrays(frozen | arrays, expected, places):

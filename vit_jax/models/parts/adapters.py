@@ -139,9 +139,9 @@ class LowRank(Adapted):
     heads = projection.variables['params']['kernel'].shape[2:]
     for i, name in enumerate(_PROJECTIONS):
       if name in self.layers:
-        tokens = x[:, : parts[i].shape[1]]
+        tokens = x[:, : parts[i].shape[1]].astype(parts[i].dtype)
         added = self._product(projection, tokens, (-1,), heads, f'{name}_')
-        parts[i] += added.astype(parts[i].dtype).reshape(parts[i].shape)
+        parts[i] += added.reshape(parts[i].shape)
     return tuple(parts) if isinstance(y, tuple) else jnp.stack(parts, axis=2)
 
   @nn.nowrap

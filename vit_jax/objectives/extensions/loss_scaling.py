@@ -38,7 +38,9 @@ class Scaled(base.Objective):
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the loss itself, whose gradient passes the layers scaled."""
     inner, state = _split(extra)
-    scale = jnp.exp2(state['exponent'].astype(jnp.float32))
+    # The float32 with this exponent, exactly: `exp2` rounds.
+    bits = (state['exponent'] + 127) << 23
+    scale = jax.lax.bitcast_convert_type(bits, jnp.float32)
     params = jax.tree.map(lambda x: _with_gradient(x, 1 / scale), params)
     loss, means, inner = super().loss(params, inner, batch, rng)
     loss = _with_gradient(loss, scale)
