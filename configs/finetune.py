@@ -19,7 +19,6 @@ only. docs/fine_tuning.md has results.
 
 import ml_collections
 
-from vit_jax import config as config_lib
 from vit_jax.config import recipes
 
 
@@ -29,11 +28,6 @@ def get_config(arg: str = 'ViT-B/16,cifar10') -> ml_collections.ConfigDict:
   Args:
     arg: Checkpoint and dataset, with a comma between.
   """
-  model, comma, dataset = arg.partition(',')
-  if not (model and comma and dataset):
-    raise config_lib.UserError(
-      f'{arg!r} after the colon: write MODEL,DATASET without a space, as in'
-      ' configs/finetune.py:ViT-B/16,cifar10'
-    )
+  model, dataset = recipes.model_and_dataset(arg, 'configs/finetune.py')
   size = 224 if model.startswith('Mixer-') else 384
   return recipes.fine_tuning(model, dataset, image_size=size)

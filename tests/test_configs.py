@@ -112,6 +112,8 @@ def write_checkpoint(config, path):
   size = config_lib.pair(config.data.image_size, 'data.image_size')
   if 'key_bias=False' in (config.model.attention or ''):
     model = describing.with_keys(model, positions='relative_bias')
+  if 'lora' in (config.model.block or ''):
+    model = describing.with_keys(model, block='block')
   if config.model.pool == 'token_and_mean':  # of methods without a head
     model = describing.with_keys(model, num_classes=0, pool='token')
   if 'layer_scale' in (config.model.block or '') or not model.num_classes:
@@ -365,6 +367,7 @@ def test_augreg_takes_the_recommended_checkpoint():
     ('augreg.py:X/16', "'X/16' is no model of AugReg: write one as B/16"),
     ('augreg.py:S/16', "has no model 'S/16'"),
     ('finetune.py:ViT-B/16', 'write MODEL,DATASET'),
+    ('lora.py:ViT-B/16', 'as in configs/lora.py:ViT-B/16,cifar10'),
     ('bit_transfer.py:R50x1,food101', 'write MODEL,DATASET,EXAMPLES, as in'),
     ('bit_transfer.py:R51x1,cifar10', "'R51x1' is not a model of this recipe"),
     ('bit_transfer.py:BiT-R51x1,cifar10', 'one of R50x1, R50x3, R101x1'),

@@ -38,6 +38,7 @@ VARIANTS = (
   'test_merging_and_patches_are_a_table_and_a_picture'
 )
 MAE = 'tests/objectives/test_mae.py::'
+ADAPTERS = 'tests/weights/test_adapters.py::'
 VIDEOS = 'tests/data/test_videos.py::test_a_run_names_the_classes_of_files'
 CONFIGS = 'tests/test_configs.py::test_config_trains_and_evaluates'
 OTHERS = {
@@ -109,6 +110,9 @@ MODULES = {
   'main --config=configs/finetune.py:ViT-B/16': CONFIGS,
   'main --config=configs/finetune.py:runs/dino': MAE
   + 'test_its_trunk_is_loaded_probed_and_fine_tuned',
+  'main --config=configs/lora.py': ADAPTERS
+  + 'test_the_config_trains_factors_and_head',
+  'convert runs/lora': ADAPTERS + 'test_a_file_of_adapters_gives_the_run_again',
   'main --config=configs/folder.py': HERE,
   'main --config=configs/folder.py --config.data.name=hf:': 'tests/data/'
   'test_hf.py::test_a_model_is_trained_and_evaluated',

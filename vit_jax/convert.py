@@ -15,6 +15,9 @@ directory; for google it may be an .npz file, for timm and torchvision a
                transformers
   torchvision  model.safetensors, for torchvision.models.VisionTransformer
   vit_jax      a finished work directory
+  adapters     a .safetensors file with what a run has trained, as low-rank
+               factors and the head, to be loaded on the checkpoint that the run
+               started from
 
 With --push=hf:owner/name the directory is then uploaded to the Hugging Face
 Hub, with the token of $HF_TOKEN or `hf auth login`; `vit_jax.load` reads it
@@ -77,6 +80,7 @@ _FORMATS = [
   *('google', 'timm', 'huggingface', 'torchvision'),
   *_DENSE,
   'vit_jax',
+  'adapters',
 ]
 _TO = flags.DEFINE_enum(
   'to', None, _FORMATS, 'Format to write.', flag_values=FLAGS
@@ -136,6 +140,12 @@ def main(argv: list[str]) -> None:
     raise UserError('--dry_run and --license need --push=hf:OWNER/NAME')
   if _LIKE.value is not None or _TO.value in _DENSE:
     _convert_dense(source, path)
+    logging.info('wrote %s', path)
+    return
+  if _TO.value == 'adapters':
+    from vit_jax.weights import adapters
+
+    adapters.save(cli.load(FLAGS, source, as_stored=True), path)
     logging.info('wrote %s', path)
     return
   export.check_path(path, _TO.value)

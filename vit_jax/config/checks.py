@@ -84,7 +84,12 @@ def _check_train(config: ml_collections.ConfigDict) -> None:
       f' config.train.accumulation={train.accumulation} equal parts: change'
       ' one of them'
     )
-  check_choice(config, 'train.dtype', ('float32', 'bfloat16'))
+  check_choice(config, 'train.dtype', ('float32', 'bfloat16', 'float16'))
+  if train.dtype == 'float16' and not train.skip_nonfinite:
+    raise UserError(
+      'config.train.dtype is float16, in which gradients overflow from time to'
+      ' time: set config.train.skip_nonfinite=True, which skips these steps'
+    )
   check_choice(config, 'train.rng', ('threefry', 'rbg'))
   within(config, 'train.ema_decay', '[0, 1)')
   if train.ema_warmup and not train.ema_decay:

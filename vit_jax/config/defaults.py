@@ -77,7 +77,7 @@ def _model() -> ml_collections.ConfigDict:
   model.remat = 'auto'
   # How attention is computed: 'plain', 'einsum', 'fused', 'xla' or 'cudnn';
   # None is what suits the platform. 'xla' and 'cudnn' have no attention
-  # dropout; 'cudnn' needs a GPU and train.dtype=bfloat16.
+  # dropout; 'cudnn' needs a GPU and train.dtype=bfloat16 or float16.
   model.attention_implementation = config_dict.placeholder(str)
   # The keys below override the named model; None keeps its value. Not every
   # family has every key.
@@ -97,7 +97,8 @@ def _model() -> ml_collections.ConfigDict:
   # 'sincos2d', 'rope', 'relative_bias', 'relative_mlp_bias', as
   # 'learned + rope'; or 'none'.
   model.positions = config_dict.placeholder(str)
-  # A layer: 'block', 'parallel', 'branches', 'post_norm', 'merging'.
+  # A layer: 'block', 'parallel', 'branches', 'post_norm', 'merging'; or 'block'
+  # with additions that train alone: 'lora', 'adaptformer', 'houlsby'.
   model.block = config_dict.placeholder(str)
   # Attention: 'attention', 'grouped', 'differential'.
   model.attention = config_dict.placeholder(str)
@@ -442,8 +443,9 @@ def _train() -> ml_collections.ConfigDict:
   train.variant = ''
   # Time between two rows of training metrics in metrics.jsonl.
   train.log_every = '50 steps'
-  # The type in which layers compute: 'float32' or 'bfloat16'. Parameters stay
-  # float32.
+  # The type in which layers compute: 'float32', 'bfloat16', or 'float16' on a
+  # GPU without bfloat16. Parameters stay float32. 'float16' scales the loss
+  # (train/loss_scale), and needs train.skip_nonfinite.
   train.dtype = 'float32'
   # Generator of random numbers: 'threefry' or 'rbg'. 'rbg' is faster on TPU,
   # but its dropout masks depend on the mesh and on train.accumulation, which a

@@ -93,6 +93,31 @@ def fine_tuning(
   return config
 
 
+def model_and_dataset(arg: str, file: str) -> tuple[str, str]:
+  """Splits the argument MODEL,DATASET of a config file, which errors name."""
+  model, comma, dataset = arg.partition(',')
+  if not (model and comma and dataset):
+    raise config_lib.UserError(
+      f'{arg!r} after the colon: write MODEL,DATASET without a space, as in'
+      f' {file}:ViT-B/16,cifar10'
+    )
+  return model, dataset
+
+
+def low_rank(model: str, data: str) -> ml_collections.ConfigDict:
+  """Returns `fine_tuning` of low-rank factors and the head, by AdamW.
+
+  LoRA (arXiv:2106.09685): other parameters are frozen. Arguments are those of
+  `fine_tuning`.
+  """
+  config = fine_tuning(model, data)
+  config.model.block = 'lora(rank=8, alpha=16)'
+  config.optim.trainable = r'/lora_|^head/'
+  config.optim.name = 'adamw'
+  config.optim.learning_rate = 1e-3
+  return config
+
+
 def evaluate(
   config: ml_collections.ConfigDict, protocol: Dataset, steps: int
 ) -> None:

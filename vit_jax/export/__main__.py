@@ -338,6 +338,7 @@ def _simplified(
   from vit_jax import models
   from vit_jax.models import describing
   from vit_jax.models import layouts
+  from vit_jax.weights import adapters
 
   size = sum(x.nbytes for x in jax.tree.leaves(vit.params))
   if size > _MOST_BYTES:
@@ -345,6 +346,7 @@ def _simplified(
       f'the parameters take {size / 2**30:.1f} GiB, and a file of {form} holds'
       ' less than 2 GiB: export a smaller model'
     )
+  vit = adapters.merge(vit)
   # These fields only say how the function is computed.
   model, params, notes = models.with_kernel(vit.model, 'plain'), vit.params, []
   if hasattr(model, 'remat'):

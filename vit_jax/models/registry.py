@@ -41,6 +41,9 @@ PARTS: Mapping[str, Mapping[str, str]] = {
     'branches': 'vit_jax.models.parts.blocks:Branches',
     'post_norm': 'vit_jax.models.parts.blocks:PostNorm',
     'merging': 'vit_jax.models.parts.merging:Merging',
+    'lora': 'vit_jax.models.parts.adapters:LoRA',
+    'adaptformer': 'vit_jax.models.parts.adapters:AdaptFormer',
+    'houlsby': 'vit_jax.models.parts.adapters:Houlsby',
   },
   'attention': {
     'attention': 'vit_jax.models.attention:Attention',

@@ -175,6 +175,8 @@ def create(
     extensions.append('vit_jax.objectives.extensions.contract:Checked')
   if adds_loss(objective.model):
     extensions.append('vit_jax.objectives.extensions.balancing:Balanced')
+  if config.train.dtype == 'float16':  # the last one, for the whole loss
+    extensions.append('vit_jax.objectives.extensions.loss_scaling:Scaled')
   for name in extensions:
     config_lib.extend(objective, config_lib.wing(name))
   return objective

@@ -234,6 +234,17 @@ class Objective(abc.ABC):
     del params, step
     return extra
 
+  def after_step(
+    self, extra: Extra, ok: jax.Array, has_batch: jax.Array
+  ) -> Extra:
+    """Returns the extra after a step, with `train.skip_nonfinite` alone.
+
+    `extra` is that before the step where it was skipped. `ok` is whether it was
+    not, and `has_batch` whether all processes had a batch.
+    """
+    del ok, has_batch
+    return extra
+
   def warnings(self, scalars: Mapping[str, float], step: int) -> list[str]:
     """Returns what is wrong with the run, as one sees it in a logged step.
 

@@ -99,12 +99,13 @@ def _check_model(
     models.check(config.model, image_size, config.data.channels)
   kernel = getattr(models.attention_part(model), 'implementation', '')
   if kernel == 'cudnn' and (
-    config.train.dtype != 'bfloat16' or platform not in ('gpu', 'cuda')
+    config.train.dtype == 'float32' or platform not in ('gpu', 'cuda')
   ):
     raise config_lib.UserError(
       "the attention of config.model has implementation='cudnn', which needs"
-      f' config.train.dtype=bfloat16, which is {config.train.dtype}, and a GPU,'
-      f" where there is a {platform}: take 'plain' or 'xla'"
+      ' config.train.dtype=bfloat16 or float16, which is'
+      f' {config.train.dtype}, and a GPU, where there is a {platform}: take'
+      " 'plain' or 'xla'"
     )
 
 

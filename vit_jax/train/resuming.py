@@ -35,6 +35,10 @@ def aligned(
     filled = config_resuming.fill(task, task_stored)
     tasks[name] = aligned(filled, task_stored)
   config = config.copy_and_resolve_references()
+  blocks = config.model.block, stored.model.block
+  if config.init_from.path and all(blocks) and blocks[0] != blocks[1]:
+    resumed = config_lib.wing('vit_jax.weights.adapters:resumed')
+    config.model.block = resumed(*blocks)
   if config_lib.INIT_FROM not in (config.model.name, stored.model.name):
     values, before = _model_values(config), _model_values(stored)
     equal = {key for key, value in values.items() if value == before.get(key)}

@@ -217,7 +217,8 @@ def train_step(
   new_state = dataclasses.replace(new_state, params=merged)
   if config.train.skip_nonfinite:
     after = jnp.where(has_batch, step + 1, state.step)
-    new_state = dataclasses.replace(new_state, step=after)
+    extra = objective.after_step(new_state.extra, ok, has_batch)
+    new_state = dataclasses.replace(new_state, step=after, extra=extra)
 
   # The metrics, whose names no mean of an objective has: see
   # `objectives.extensions.contract`, which has all of them.

@@ -678,6 +678,12 @@ class _JointObjective(objectives.Objective):
       params,
     )
 
+  def after_step(self, extra: Any, ok: Any, has_batch: Any) -> dict[str, Any]:
+    return {
+      name: x.objective.after_step(extra[name], ok, has_batch)
+      for name, x in self._programs.items()
+    }
+
 
 def _join(
   values: Mapping[str, Mapping[str, Any]], places: Places

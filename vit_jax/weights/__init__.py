@@ -246,6 +246,7 @@ def load(
   as_stored: bool = False,
   position_size: tuple[int, int] | None = None,
   unseen: Mapping[str, Any] | None = None,
+  adapters: str | os.PathLike[str] | None = None,
   **model_overrides: Any,
 ) -> Loaded:
   """Loads a model of Google (npz), timm, Hugging Face, torchvision or ours.
@@ -261,6 +262,7 @@ def load(
       - an .npz, .safetensors or .pth file;
       - a directory in the format of Hugging Face or of timm's Hub;
       - a work directory; its averaged parameters are read if there are any;
+      - a file of adapters, which names the checkpoint that they are loaded on;
       - an address (https, gs:// or hf:owner/name);
       - a published name such as 'ViT-B/16': the ImageNet-21k checkpoint that
         its authors recommend.
@@ -286,6 +288,8 @@ def load(
       `image_size`.
     unseen: Further values of `config.model`, of which a file's arrays do not
       show some.
+    adapters: A file of adapters that are loaded on `path`, which is their base;
+      None: there are none, or `path` is such a file.
     **model_overrides: Values of `models.KEYS`.
 
   Returns:
@@ -299,7 +303,13 @@ def load(
   local = config_lib.wing('vit_jax.weights.download:fetch')(address)
   overrides = dict(model_overrides)
   step = origin_lib.parse_step(step)
-  if is_workdir(local):
+  adapted = config_lib.wing('vit_jax.weights.adapters')
+  is_alone = adapters is None and adapted.is_file(local)
+  if adapters is not None or is_alone:
+    base = '' if is_alone else str(path)
+    file = local if is_alone else pathlib.Path(cast(str, adapters))
+    loaded = adapted.load(file, base, step=step, state=state)
+  elif is_workdir(local):
     if state is not None:
       raise config_lib.UserError(
         f'{path} is a work directory, which has no states to choose from: leave'
@@ -315,7 +325,10 @@ def load(
     keys = {**(unseen or {}), **overrides}
     size = None if image_size is None else fit.pair(image_size)
     description, params, form = foreign.read(
-      local, values_lib.explicit_values(keys), position_size or size, state
+      local,
+      values_lib.explicit_values(adapted.bare_values(keys)),
+      position_size or size,
+      state,
     )
     loaded = Loaded(
       description.model,

@@ -10,6 +10,8 @@
   where the model has one in each, as BEiT's fine-tuning does; new ones are 0.
 - The patch embedding is resized to the new patch (`resize.patch_kernel`), and
   the first kernel to the new number of channels (`resize.channels`).
+- Adapters that the model lacks are merged into the layers, and new ones are
+  initialised from a fixed seed, so that they change nothing yet.
 - The head is kept if the classes are the same. Otherwise it becomes zeros, and
   `pre_logits` is dropped if the model has none, as in the ViT paper's
   fine-tuning.
@@ -24,6 +26,7 @@ In comments: [h, w] grid of patches, N = h * w, D hidden size, C channels.
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
+import re
 import sys
 from typing import Any
 
@@ -43,8 +46,10 @@ from vit_jax.models import initializers
 from vit_jax.models import layouts
 from vit_jax.models import mixer
 from vit_jax.models import patches as patches_lib
+from vit_jax.models import registry
 from vit_jax.models import values as values_lib
 from vit_jax.models import vit
+from vit_jax.models.parts import adapters
 from vit_jax.models.parts import pooling
 from vit_jax.models.parts import positions
 from vit_jax.models.parts import relative
@@ -134,7 +139,13 @@ def adapt(
   """
   resize_lib.check_method(resize)
   _check_family(source, target, source_grid, target_grid)
+  old, new = map(adapters.block, (source, target))
+  if type(old) is not type(new):
+    params = layouts.unstack_layers(params)
   edit = _Edit(traverse_util.flatten_dict(dict(params), sep='/'))
+  if type(old) is not type(new):
+    shape = (*fit.image_size(target, target_grid), channels)
+    source = _adapt_layers(edit, source, target, shape)
   _check_source(edit.params, source)
   expected = fit.expected_shapes(target, target_grid, channels)
   _adapt_embedding(edit, target, channels)
@@ -156,8 +167,15 @@ def adapt(
 def changes_table(changes: Sequence[Change]) -> str:
   """Returns the changes as a table to print, a line each below their names."""
   names = 'parameter', 'checkpoint', 'model', 'what was done'
-  rows = [(x.path, fit.show(x.old), fit.show(x.new), x.action) for x in changes]
-  return tables.Table(names, rows).text(tables.room(sys.stderr))
+  rows = dict.fromkeys(
+    (
+      re.sub(r'\bblocks_\d+/', 'blocks_*/', x.path),
+      *map(fit.show, (x.old, x.new)),
+      x.action,
+    )
+    for x in changes
+  )
+  return tables.Table(names, [*rows]).text(tables.room(sys.stderr))
 
 
 def _check_family(
@@ -195,6 +213,43 @@ def _check_source(params: Mapping[str, Any], model: models.Model) -> None:
       f'the checkpoint lacks {", ".join(missing)}, which its model has: it is'
       ' damaged, or described wrongly'
     )
+
+
+def _adapt_layers(
+  edit: _Edit, source: Any, target: Any, image_shape: tuple[int, ...]
+) -> Any:
+  """Merges the adapters of layers, adds others, and returns the model.
+
+  Layers are unrolled, and of different classes. `image_shape` is (height,
+  width, C).
+  """
+  old, new = map(adapters.block, (source, target))
+  if old is not None:
+    if not old.can_merge:
+      name = registry.class_name('block', type(old))
+      raise UserError(
+        f'block={name!r} is no sum with the layers that it adapts, which cannot'
+        ' do without it: leave it as it is'
+      )
+    factors = [path for path in edit.params if re.search(old.added, path)]
+    for path, kernel in old.merged(edit.params).items():
+      edit.put(path, kernel, 'its adapters added')
+    for path in factors:
+      edit.drop(path, 'added to its kernel')
+    source = source.clone(block=old.bare())
+  if new is not None:
+
+    @jax.jit
+    def init(key: jax.Array) -> dict[str, jax.Array]:
+      params = models.init_params(target, key, image_shape)
+      unrolled = layouts.unstack_layers(params)
+      flat = traverse_util.flatten_dict(unrolled, sep='/')
+      return {path: x for path, x in flat.items() if re.search(new.added, path)}
+
+    for path, value in init(jax.random.key(0)).items():
+      edit.put(path, np.asarray(value), 'new', is_fresh=True)
+    source = source.clone(block=new)
+  return source
 
 
 def _adapt_embedding(edit: _Edit, target: Any, channels: int) -> None:

@@ -17,6 +17,7 @@ from vit_jax.data.host import levels
 from vit_jax.models import layouts
 from vit_jax.models import subtrees
 from vit_jax.weights import adapt
+from vit_jax.weights import adapters
 from vit_jax.weights import fit
 from vit_jax.weights import resize
 from vit_jax.weights.formats import foreign
@@ -97,6 +98,8 @@ def _fill_model(config: ml_collections.ConfigDict, model: models.Model) -> None:
   read = config_lib.wing('vit_jax.models.describing:config_values')
   values = read(model)
   config.model.name = values.pop('name')
+  if config.model.block is not None and values['block'] is not None:
+    config.model.block = adapters.on_base(config.model.block, values['block'])
   for key, value in values.items():
     if config.model[key] is None and key not in _CHOSEN:
       config_lib.set_value(config, f'model.{key}', value)

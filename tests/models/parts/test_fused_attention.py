@@ -82,6 +82,7 @@ def test_bfloat16_is_as_exact_as_the_plain_formulation(
     {},
     {'hidden_size': 640, 'num_heads': 8},  # heads that share registers unevenly
     {'norm': 'rms_norm', 'positions': 'learned + rope'},
+    {'block': "lora(2, layers=('query', 'value', 'out'))"},
     {
       'positions': "learned + rope(kind='rope_vit_mixed')"
     },  # outside the kernel

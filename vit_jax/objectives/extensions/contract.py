@@ -48,7 +48,8 @@ LOOP_METRICS = (
   'useful_seconds',
 )
 BALANCE = 'balance_loss'  # which `balancing` reports
-_RESERVED = frozenset({*STEP_METRICS, *LOOP_METRICS, BALANCE})
+LOSS_SCALE = 'loss_scale'  # which `loss_scaling` reports
+_RESERVED = frozenset({*STEP_METRICS, *LOOP_METRICS, BALANCE, LOSS_SCALE})
 
 
 class Checked(base.Objective):
@@ -151,7 +152,7 @@ class Checked(base.Objective):
   def _first_extra(self) -> base.Extra:
     """Shapes and types of the extra before the first step."""
     return jax.eval_shape(
-      lambda key: self.init_extra(self.init(key)), jax.random.key(0)
+      lambda key: Checked.init_extra(self, self.init(key)), jax.random.key(0)
     )
 
   def outputs(self, params: base.Params, batch: base.Batch) -> base.Outputs:

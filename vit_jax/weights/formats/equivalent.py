@@ -16,6 +16,7 @@ from vit_jax.models import embedding
 from vit_jax.models import patches
 from vit_jax.models import values as values_lib
 from vit_jax.models import vit
+from vit_jax.models.parts import adapters
 from vit_jax.models.parts import blocks
 from vit_jax.models.parts import positions
 from vit_jax.weights import adapt
@@ -31,6 +32,7 @@ _SCALED = {
 def forms(model: models.Model) -> Iterator[models.Model]:
   """Yields the model and those of the same function, the most similar first.
 
+  Low-rank factors can be added to the kernels that they are factors for.
   A mask token, which no prediction needs, can be left out. Fixed positions can
   become learned ones with the same values, with zeros for tokens without a
   position; a position can be added to its token. LayerScale can be multiplied
@@ -39,6 +41,9 @@ def forms(model: models.Model) -> Iterator[models.Model]:
   yield model
   if not isinstance(model, vit.ViT):
     return
+  if (adapted := adapters.block(model)) is not None and adapted.can_merge:
+    model = model.clone(block=adapted.bare())
+    yield model
   if model.mask_token:
     model = model.clone(mask_token=False)
     yield model
@@ -74,6 +79,14 @@ def rewrite(
     return loaded, []
   assert isinstance(source, vit.ViT) and isinstance(target, vit.ViT)
   notes = []
+  adapted = adapters.block(source)
+  if adapted is not None and adapters.block(target) is None:
+    bare = source.clone(block=adapted.bare())
+    params, source = _refitted(loaded, params, source, bare), bare
+    notes.append(
+      'low-rank factors are added to their kernels: the same function but for'
+      ' rounding'
+    )
   if source.mask_token and not target.mask_token:
     notes.append('the token of masked patches is left out')
   if source.block.layer_scale is not None and target.block.layer_scale is None:
@@ -93,17 +106,19 @@ def rewrite(
       ' but for rounding'
     )
   notes += _position_notes(source, target)
-  grid = weights.grid(loaded.model, loaded.position_size)
-  params, _ = adapt.adapt(
-    params,
-    source,
-    target,
-    grid,
-    grid,
-    channels=loaded.preprocess.channels,
-    resize=loaded.resize,
-  )
+  params = _refitted(loaded, params, source, target)
   return dataclasses.replace(loaded, model=target, params=params), notes
+
+
+def _refitted(
+  loaded: weights.Loaded, params: Any, source: vit.ViT, target: vit.ViT
+) -> Any:
+  """Returns parameters as one of a model's forms has them, for another."""
+  grid = weights.grid(loaded.model, loaded.position_size)
+  channels, resize = loaded.preprocess.channels, loaded.resize
+  return adapt.adapt(
+    params, source, target, grid, grid, channels=channels, resize=resize
+  )[0]
 
 
 def _position_notes(source: vit.ViT, target: vit.ViT) -> list[str]:
