@@ -3,9 +3,11 @@
 import base64
 from concurrent import futures
 import dataclasses
+import gc
 import http.client
 import json
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +17,7 @@ import urllib.parse
 
 import commands
 import cv2
+import documented
 import jax
 import jsonschema
 import numpy as np
@@ -156,6 +159,12 @@ def test_answers_are_those_of_the_loaded_run(digits_run):
   assert named['checkpoint'] == embedded['checkpoint'] == origin
 
 
+def test_names_of_files_come_back(served):
+  form = {'a': ('größe 1.png', PICTURES[0])}
+  reply = requests.post(f'{served}predict', files=form)
+  assert reply.json()['results'][0]['image'] == 'größe 1.png'
+
+
 def test_the_number_of_classes(served, vit):
   for top in (1, 7):
     reply = ask(served, top=top).json()
@@ -171,6 +180,7 @@ def test_the_number_of_classes(served, vit):
     ({'top': '8'}, 'from 1 to 7'),
     ({'top': '-1'}, 'from 1 to 7'),
     ({'top': 'all'}, 'from 1 to 7'),
+    ({'top': '9' * 5000}, 'from 1 to 7'),
     ({'k': '3'}, "no parameter 'k': top is known"),
   ],
 )
@@ -214,7 +224,8 @@ def test_several_labels_and_numbers():
 def test_a_model_without_a_head_has_embeddings():
   vit = page_server.load(num_classes=0)
   with serving(model_lib.Answerer(vit, BATCH)) as address:
-    assert ask(address).status_code == 404
+    refused = ask(address)
+    assert refused.status_code == 404 and 'ask /embed' in refused.text
     (result,) = ask(address, path='embed').json()['results']
     paths = requests.get(f'{address}openapi.json').json()['paths']
   assert '/embed' in paths and '/predict' not in paths
@@ -329,22 +340,27 @@ class Slow:
       return json.loads(response.read())
 
 
-def test_who_left_is_not_answered(served, held):
+def test_who_left_is_not_answered(served, held, caplog):
+  """Neither while it sends nor while it waits; and nothing is logged."""
   with futures.ThreadPoolExecutor(1) as pool:
     first = pool.submit(ask, served)
     while not held.batches:
       pass
-    leaving = Slow(served, PICTURES[1])
-    leaving.finish()
-    wait_for(served, 1)
-    leaving.connection.close()
-    key = 'requests_total{path="/predict",status="499"}'
-    while not metrics(served).get(key):
-      pass
+    for number, is_sent in enumerate((True, False), 1):
+      leaving = Slow(served, PICTURES[1])
+      if is_sent:
+        leaving.finish()
+      wait_for(served, 1)
+      leaving.connection.close()
+      key = 'requests_total{path="/predict",status="499"}'
+      while metrics(served).get(key) != number:
+        pass
     held.gate.set()
     assert first.result().status_code == 200
   assert ask(served).status_code == 200
   assert held.batches == [1, 1]
+  gc.collect()  # asyncio logs what nobody has awaited
+  assert not caplog.messages
 
 
 def test_nothing_is_compiled_while_it_serves(served, caplog):
@@ -680,6 +696,25 @@ def test_the_page_is_that_of_the_description(served):
     .headers['Content-Type']
     .startswith('text/css')
   )
+
+
+@pytest.mark.skipif(not shutil.which('curl'), reason='curl is not installed')
+def test_the_requests_of_the_page_are_answered(served, tmp_path):
+  blocks = documented.blocks('docs/serving.md', 'sh')
+  texts = [x for x in blocks if 'curl' in x]
+  assert len(texts) == 3
+  for name in ('4.png', '9.png'):
+    (tmp_path / name).write_bytes(PICTURES[int(name[0])])
+  text = ''.join(texts).replace('http://127.0.0.1:8000/', served)
+  strict = 'set -euo pipefail; curl() { command curl -sS --fail "$@"; }\n'
+  out = subprocess.run(
+    ['bash', '-c', strict + text],
+    cwd=tmp_path,
+    check=True,
+    capture_output=True,
+    text=True,
+  ).stdout
+  assert out.count('"results"') == 4 and '"status":"ready"' in out
 
 
 # The command.

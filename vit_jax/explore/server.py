@@ -61,7 +61,7 @@ def application(
       routing.Mount('/api', routes=routes),
       routing.Mount('/', staticfiles.StaticFiles(directory=_PAGE, html=True)),
     ],
-    exception_handlers=app_lib.handlers(mistake_status=422),
+    exception_handlers=app_lib.handlers(422, app_lib.impersonal),
   )
   return app_lib.Guard(app, hosts)  # outermost: it guards error replies, too
 

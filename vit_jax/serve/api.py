@@ -72,6 +72,7 @@ def application(
   """
   api = _Api(answerer, settings)
   paths: dict[str, tuple[str, Callable[..., Any]]] = {
+    '/predict': ('POST', api.predict),
     '/embed': ('POST', api.embed),
     '/health': ('GET', api.health),
     '/metrics': ('GET', api.metrics),
@@ -79,8 +80,6 @@ def application(
     '/docs': ('GET', api.docs),
     '/docs.css': ('GET', api.style),
   }
-  if answerer.head is not None:
-    paths['/predict'] = ('POST', api.predict)
   app = applications.Starlette(
     routes=[
       routing.Route(path, function, methods=[method])
@@ -88,9 +87,11 @@ def application(
     ],
     exception_handlers=app_lib.handlers(mistake_status=400),
   )
-  counted = counts_lib.Counts(app, paths, api.batcher)
+  app.router.redirect_slashes = False
   return app_lib.Guard(
-    counted, hosts, 'use its address, or start it with that name in --names'
+    api.counts.counted(app, paths),
+    hosts,
+    'use its address, or start it with that name in --names',
   )
 
 
@@ -98,18 +99,19 @@ class _Api:
   """The requests.
 
   Attributes:
-    batcher: The queue before the model.
+    counts: Counts of the requests.
   """
 
   def __init__(self, answerer: model_lib.Answerer, settings: Settings):
     self._answerer, self._settings = answerer, settings
     self._most_images = min(MOST_IMAGES, settings.max_queue)
-    self.batcher = batcher_lib.Batcher(
+    self._batcher = batcher_lib.Batcher(
       answerer,
       settings.batch_size,
       settings.max_delay_s,
       settings.max_queue,
     )
+    self.counts = counts_lib.Counts(self._batcher)
     self._decoders = concurrent.futures.ThreadPoolExecutor(
       batches.num_cores(), 'decoder'
     )
@@ -126,7 +128,10 @@ class _Api:
   async def predict(self, request: requests.Request) -> responses.Response:
     """Answers with the most probable classes of each image, or its numbers."""
     head = self._answerer.head
-    assert head is not None
+    if head is None:
+      raise exceptions.HTTPException(
+        404, 'this model has no head, and names nothing: ask /embed'
+      )
     _check_query(request, () if head.predicts_numbers else ('top',))
     top = self._top(request, head.top)
     results = []
@@ -154,7 +159,7 @@ class _Api:
 
   async def health(self, _: requests.Request) -> responses.Response:
     """Says whether the model works; while it is loaded nobody replies."""
-    failure = self.batcher.failure
+    failure = self._batcher.failure
     facts = {
       'status': 'failing' if failure else 'ready',
       'model': self._model,
@@ -165,9 +170,9 @@ class _Api:
       facts['error'] = failure
     return responses.JSONResponse(facts, 503 if failure else 200)
 
-  async def metrics(self, request: requests.Request) -> responses.Response:
+  async def metrics(self, _: requests.Request) -> responses.Response:
     """Returns counts for Prometheus."""
-    text = request.state.counts.text()
+    text = self.counts.text()
     return responses.Response(text, media_type=counts_lib.MEDIA_TYPE)
 
   async def describe(self, _: requests.Request) -> responses.Response:
@@ -189,20 +194,20 @@ class _Api:
 
   def _top(self, request: requests.Request, most: int) -> int:
     text = request.query_params.get('top', str(min(self._settings.top, most)))
-    if text.isdecimal() and 1 <= int(text) <= most:
+    if text.isdecimal() and len(text) < 9 and 1 <= int(text) <= most:
       return int(text)
-    raise UserError(f'top={text}: write a whole number from 1 to {most}')
+    raise UserError(f'top={text[:20]}: write a whole number from 1 to {most}')
 
   async def _answers(
     self, request: requests.Request
   ) -> list[tuple[str, model_lib.Answer]]:
     """Returns the names of a request's images, and their answers."""
     with self._busy_explained():
-      with self.batcher.place(), self._room() as reserve:
+      with self._batcher.place(), self._room() as reserve:
         names, pixels = await self._read(request, reserve)
       # All of them are in the queue before a batch leaves it.
-      waiting = self.batcher.add(pixels)
-    answers = await _unless_left(request, waiting)
+      futures = self._batcher.add(pixels)
+    answers = await _unless_left(request, futures)
     for name, answer in zip(names, answers, strict=True):
       if not all(np.isfinite(x).all() for x in answer if x is not None):
         raise exceptions.HTTPException(
@@ -294,23 +299,28 @@ class _Api:
     return loop.run_in_executor(self._decoders, function, *args)
 
 
-def _check_query(request: requests.Request, known: Collection[str]) -> None:
+def _check_query(
+  request: requests.Request, parameters: Collection[str]
+) -> None:
   for name in request.query_params:
-    if name not in known:
-      names = f': {", ".join(known)} is known' if known else ''
+    if name not in parameters:
+      names = f': {", ".join(parameters)} is known' if parameters else ''
       raise UserError(f'there is no parameter {name!r}{names}')
 
 
 async def _unless_left(
-  request: requests.Request, waiting: 'asyncio.Future[list[Any]]'
-) -> Sequence[Any]:
-  """Returns the result of a future; cancels it if the client leaves."""
+  request: requests.Request, futures: 'Sequence[asyncio.Future[Any]]'
+) -> list[Any]:
+  """Returns the results of futures; cancels them if the client leaves."""
+
+  async def results() -> list[Any]:
+    return await asyncio.gather(*futures)
 
   async def left() -> None:
     while (await request.receive())['type'] != 'http.disconnect':
       pass
 
-  leaving = asyncio.ensure_future(left())
+  waiting, leaving = asyncio.create_task(results()), asyncio.create_task(left())
   try:
     await asyncio.wait({waiting, leaving}, return_when='FIRST_COMPLETED')
     if not waiting.done():

@@ -91,10 +91,10 @@ class Batcher:
       self._underway -= 1
       self._changed.set()
 
-  def add(self, images: Sequence[Any]) -> 'asyncio.Future[list[Any]]':
-    """Puts images into the queue; returns the future of their answers.
+  def add(self, images: Sequence[Any]) -> 'list[asyncio.Future[Any]]':
+    """Puts images into the queue; returns the futures of their answers.
 
-    If that is cancelled, the model does not see those that still wait.
+    The model does not see an image whose future is cancelled while it waits.
 
     Raises:
       Busy: They do not fit.
@@ -102,13 +102,14 @@ class Batcher:
     if len(self._queue) + len(images) > self._max_queue:
       raise Busy
     loop = asyncio.get_running_loop()
-    answers = [loop.create_future() for _ in images]
-    for image, answer in zip(images, answers, strict=True):
-      self._queue.append(_Image(image, answer, loop.time()))
+    answers: list[asyncio.Future[Any]] = []
+    for image in images:
+      answers.append(loop.create_future())
+      self._queue.append(_Image(image, answers[-1], loop.time()))
     self._changed.set()
     if self._work is None or self._work.done():
       self._work = asyncio.create_task(self._answer_all())
-    return asyncio.gather(*answers)
+    return answers
 
   async def _answer_all(self) -> None:
     """Answers batches until the queue is empty."""

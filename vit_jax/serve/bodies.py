@@ -96,4 +96,7 @@ def _parts(
     head, blank, content = part.partition(b'\r\n\r\n')
     if not blank:
       raise UserError('a part of the form has no headers')
-    yield parser.BytesHeaderParser().parsebytes(head.lstrip()), content
+    headers = parser.HeaderParser().parsestr(
+      head.decode(errors='replace').lstrip()
+    )
+    yield headers, content

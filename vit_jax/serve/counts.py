@@ -9,61 +9,65 @@ from starlette import types
 from vit_jax.serve import batcher as batcher_lib
 
 MEDIA_TYPE = 'text/plain; version=0.0.4'
-_OTHER = 'other'  # in place of paths that are not served
+_UNLISTED = 'other'  # in place of paths that are not served
 
 
 class Counts:
-  """An application of ASGI that counts the requests of another."""
+  """Requests, with their seconds, and images before and in the model."""
 
-  def __init__(
-    self,
-    app: types.ASGIApp,
-    paths: Collection[str],
-    batcher: batcher_lib.Batcher,
-  ):
-    """Counts the requests of an application, by its paths."""
-    self._app, self._paths, self._batcher = app, paths, batcher
+  def __init__(self, batcher: batcher_lib.Batcher):
+    """Has no request yet."""
+    self._batcher = batcher
     self._requests = collections.Counter[tuple[str, int]]()
     self._seconds = collections.Counter[str]()
 
-  async def __call__(
-    self, scope: types.Scope, receive: types.Receive, send: types.Send
-  ) -> None:
-    """Handles a request."""
-    start, status = time.monotonic(), 500
+  def counted(
+    self, app: types.ASGIApp, paths: Collection[str]
+  ) -> types.ASGIApp:
+    """Returns an application whose requests are counted, by its paths."""
 
-    async def send_counted(message: types.Message) -> None:
-      nonlocal status
-      if message['type'] == 'http.response.start':
-        status = message['status']
-      await send(message)
+    async def count(
+      scope: types.Scope, receive: types.Receive, send: types.Send
+    ) -> None:
+      start, status = time.monotonic(), 500
 
-    path = scope['path'] if scope['path'] in self._paths else _OTHER
-    scope['state']['counts'] = self
-    try:
-      await self._app(scope, receive, send_counted)
-    finally:
-      self._requests[path, status] += 1
-      self._seconds[path] += time.monotonic() - start
+      async def send_counted(message: types.Message) -> None:
+        nonlocal status
+        if message['type'] == 'http.response.start':
+          status = message['status']
+        await send(message)
+
+      try:
+        await app(scope, receive, send_counted)
+      finally:
+        path = scope['path'] if scope['path'] in paths else _UNLISTED
+        self._requests[path, status] += 1
+        self._seconds[path] += time.monotonic() - start
+
+    return count
 
   def text(self) -> str:
-    """Returns the metrics."""
+    """Returns the metrics, in the text format of Prometheus."""
     batcher = self._batcher
-    lines = ['# TYPE vit_jax_requests_total counter']
-    for (path, status), count in sorted(self._requests.items()):
-      labels = f'path="{path}",status="{status}"'
-      lines.append(f'vit_jax_requests_total{{{labels}}} {count}')
-    lines.append('# TYPE vit_jax_request_seconds_total counter')
-    for path, seconds in sorted(self._seconds.items()):
-      lines.append(
-        f'vit_jax_request_seconds_total{{path="{path}"}} {seconds:.6f}'
-      )
-    for name, kind, value in (
-      ('images_total', 'counter', batcher.images),
-      ('batches_total', 'counter', batcher.batches),
-      ('model_seconds_total', 'counter', f'{batcher.model_s:.6f}'),
-      ('waiting', 'gauge', batcher.waiting),
+    requests = {
+      f'path="{path}",status="{status}"': count
+      for (path, status), count in sorted(self._requests.items())
+    }
+    seconds = {
+      f'path="{path}"': round(value, 6)
+      for path, value in sorted(self._seconds.items())
+    }
+    lines = []
+    for name, kind, values in (
+      ('requests_total', 'counter', requests),
+      ('request_seconds_total', 'counter', seconds),
+      ('images_total', 'counter', {'': batcher.images}),
+      ('batches_total', 'counter', {'': batcher.batches}),
+      ('model_seconds_total', 'counter', {'': round(batcher.model_s, 6)}),
+      ('waiting', 'gauge', {'': batcher.waiting}),
     ):
       lines.append(f'# TYPE vit_jax_{name} {kind}')
-      lines.append(f'vit_jax_{name} {value}')
+      for labels, value in values.items():
+        labels = f'{{{labels}}}' if labels else ''
+        lines.append(f'vit_jax_{name}{labels} {value}')
     return '\n'.join([*lines, ''])

@@ -40,17 +40,22 @@ def problem(
   return responses.JSONResponse({'error': line}, status, headers)
 
 
-def handlers(mistake_status: int) -> dict[Any, Callable[..., Any]]:
+def handlers(
+  mistake_status: int,
+  describe: Callable[[Exception], str] = config_lib.one_line,
+) -> dict[Any, Callable[..., Any]]:
   """Returns the handlers of errors.
 
-  `mistake_status` is the status of a reply to a UserError.
+  Args:
+    mistake_status: The status of a reply to a UserError.
+    describe: Returns the line about one.
   """
 
   async def refuse(_: requests.Request, e: Exception) -> responses.Response:
     """Replies to an invalid request."""
     if isinstance(e, exceptions.HTTPException):
       return problem(e.status_code, e.detail, e.headers)
-    return problem(mistake_status, impersonal(e))
+    return problem(mistake_status, describe(e))
 
   async def fail(_: requests.Request, e: Exception) -> responses.Response:
     """Replies after a bug; the traceback is logged."""
