@@ -28,11 +28,12 @@ import psutil
 
 from benchmarks import timing
 from vit_jax import config as config_lib
-from vit_jax import convert
 from vit_jax import data
 from vit_jax import models
 from vit_jax import weights
-from vit_jax.serve import model as model_lib
+from vit_jax.data import features as features_lib
+from vit_jax.evaluation import loaded as loaded_lib
+from vit_jax.weights.formats import export
 
 Entry = dict[str, Any]
 
@@ -54,7 +55,7 @@ def measure(config: ml_collections.ConfigDict, blocks: int) -> Entry:
   request's milliseconds, and the memory of the server after the blocks.
 
   Args:
-    config: The config of a classifier, whose data are a folder. The largest
+    config: The config of a plain ViT, whose data are a folder. The largest
       batch is `train.batch_size`.
     blocks: Number of timed blocks.
 
@@ -63,15 +64,7 @@ def measure(config: ml_collections.ConfigDict, blocks: int) -> Entry:
   """
   loaded, files = _model(config), _files(config)
   size = config.train.batch_size
-  answerer = model_lib.Answerer(loaded, size)
-  batch = [
-    answerer.pixels(x) for x in itertools.islice(itertools.cycle(files), size)
-  ]
-
-  def run_bare(steps: int) -> None:
-    for _ in range(steps):
-      answerer(batch)
-
+  run_bare = _bare(loaded, files, size)
   steps = max(timing.steps_per_block([run_bare]), -(-_LEAST_IMAGES // size))
   latencies: dict[int, list[float]] = {count: [] for count in CLIENTS}
   with _serving(loaded, size) as (address, process):
@@ -112,6 +105,34 @@ def _model(config: ml_collections.ConfigDict) -> weights.Loaded:
   return weights.Loaded(model, params, preprocess, size, 'corner')
 
 
+def _bare(
+  loaded: weights.Loaded, files: Sequence[bytes], batch_size: int
+) -> Callable[[int], None]:
+  """Returns a function that applies the model to batches, as often as it says.
+
+  It normalises images that are decoded and cropped, as the server does.
+  """
+  config = loaded.preprocess.to_config()
+  config.train.batch_size = batch_size
+  chosen = [*itertools.islice(itertools.cycle(files), batch_size)]
+  batch = {'image': loaded.preprocess.pixels(chosen)}
+  trunk = loaded_lib.Trunk(loaded.model)
+  applied = loaded_lib.Applied(trunk, loaded.params, config)
+  features = {'image': features_lib.Image(None)}
+
+  def logits(objective: Any, params: Any, batch: Any) -> jax.Array:
+    result: jax.Array = objective.model.apply(
+      {'params': params}, batch['image']
+    )
+    return result
+
+  def run(steps: int) -> None:
+    for _ in range(steps):
+      list(applied(logits, features, [(None, batch)]))
+
+  return run
+
+
 def _files(config: ml_collections.ConfigDict) -> list[bytes]:
   folder = pathlib.Path(config.data.name.removeprefix('folder:'))
   paths = itertools.islice(sorted(folder.rglob('*.jpg')), _FILES)
@@ -124,9 +145,9 @@ def _serving(
 ) -> Iterator[tuple[str, 'subprocess.Popen[str]']]:
   """Yields the address of a server of a model, and its process."""
   with tempfile.TemporaryDirectory() as folder:
-    run = pathlib.Path(folder, 'run')
-    convert.write_workdir(loaded, run, 'random parameters')
-    command = [sys.executable, '-m', 'vit_jax.serve', f'--from={run}']
+    path = pathlib.Path(folder, 'model')
+    export.write(loaded, path, 'timm', 'initial parameters')
+    command = [sys.executable, '-m', 'vit_jax.serve', f'--from={path}']
     command += ['--port=0', f'--batch_size={batch_size}']
     with subprocess.Popen(
       command, stdout=subprocess.PIPE, text=True

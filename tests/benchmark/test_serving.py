@@ -20,7 +20,10 @@ def test_each_number_of_clients_has_its_ratio(tmp_path, monkeypatch):
   monkeypatch.setattr(serving, '_LEAST_IMAGES', 64)
   setting_lib.write_images(tmp_path, 8, (8, 8))
   config = tiny.config(
-    data__name=f'folder:{tmp_path}', data__channels=3, train__batch_size=8
+    data__name=f'folder:{tmp_path}',
+    data__channels=3,
+    model__pool='token',
+    train__batch_size=8,
   )
   entry = serving.measure(config, blocks=1)
   assert [*entry] == ['1 client', '8 clients', '64 clients']
