@@ -59,6 +59,7 @@ setuptools.setup(
       'data/templates/*',
       'explore/page/*',
       'explore/templates/*',
+      'serve/docs.css',
     ]
   },
   install_requires=[
@@ -103,6 +104,8 @@ setuptools.setup(
     'explore': ['jinja2>=3.1', 'matplotlib>=3.11.1'],
     # The web page.
     'demo': ['starlette>=1.10', 'uvicorn>=0.54'],
+    # A model behind HTTP.
+    'serve': ['starlette>=1.10', 'uvicorn>=0.54'],
     # Work directories in object stores.
     'gs': ['gcsfs>=2025.3'],
     's3': ['s3fs>=2025.3'],

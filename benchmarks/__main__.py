@@ -54,6 +54,14 @@ mocov3 and setr, a plain formulation; there is none of dinov2. The settings are
 those of the method's recipe in configs/, with ViT-Ti/16, iGPT-S or ViT-B/32, or
 --model. Both must have as many parameters, and about the same first loss.
 
+A served model:
+
+  python -m benchmarks --parts=serve --model=ViT-S/16
+
+This times `vit_jax.serve` with 1, 8 and 64 clients that send an image at a
+time, in turns with the bare model on full batches of decoded images. Server,
+clients and model share the cores.
+
 Devices that are not here:
 
   python -m benchmarks --parts=compile --hardware=v5e:2x2 \
@@ -87,7 +95,8 @@ _COMPILE = 'compile'
 # Models by themselves, on random images.
 _ALONE = ('modern', 'packing')
 _ALLOCATOR = 'allocator'
-PARTS = (*_TIMED, *_ALONE, _ALLOCATOR, _COMPILE)
+_SERVE = 'serve'
+PARTS = (*_TIMED, *_ALONE, _ALLOCATOR, _SERVE, _COMPILE)
 
 _PARTS = flags.DEFINE_list('parts', list(_TIMED), 'Parts to measure.')
 _OBJECTIVE = flags.DEFINE_string(
@@ -223,6 +232,7 @@ def _measure(setting: Any) -> dict[str, Any]:
   from benchmarks import measures
   from benchmarks import modern
   from benchmarks import processes
+  from benchmarks import serving
   from benchmarks import setting as setting_lib
   from benchmarks import timing
 
@@ -241,6 +251,7 @@ def _measure(setting: Any) -> dict[str, Any]:
     measure('restart', processes.restart, command, runs)
     measure('parallel', processes.parallel, config, blocks)
     measure(_ALLOCATOR, processes.allocator, config, blocks)
+    measure(_SERVE, serving.measure, config, blocks)
     measure('input', input_lib.measure, config, blocks)
     matmul_flops = timing.matmul_flops(_DTYPE.value)
     for part in _ALONE:

@@ -34,11 +34,11 @@ from vit_jax import data
 from vit_jax.config import resuming
 from vit_jax.config import UserError
 from vit_jax.explore import server
-from vit_jax.explore import uploads
 from vit_jax.explore import viewer
 from vit_jax.runs import records
 from vit_jax.train import experiment
 from vit_jax.train import loop
+from vit_jax.web import uploads
 
 _HANGS_S = 100  # nothing here takes a tenth of it
 

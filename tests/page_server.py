@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import os
 import struct
+import sys
 import threading
 
 import cv2
@@ -13,9 +15,10 @@ import tiny
 from vit_jax import data
 from vit_jax import models
 from vit_jax import weights
-from vit_jax.explore import serve
-from vit_jax.explore import server
+from vit_jax.explore import server as page
 from vit_jax.train import loop
+from vit_jax.web import address
+from vit_jax.web import server
 
 SIZE = (16, 24)  # pixels
 CLASSES = ('cat', 'dog', 'a bird with a name that is far too long for one line')
@@ -65,18 +68,40 @@ def unpack(answer):
   return head
 
 
-@contextlib.contextmanager
 def serving(viewers, hosts=(), samples=()):
   """Yields the address of a page for some viewers."""
-  with serve.listen('127.0.0.1', 0) as listener:
-    running = serve.make_server(server.application(viewers, hosts, samples))
-    thread = threading.Thread(target=running.run, args=([listener],))
+  return running(page.application(viewers, hosts, samples))
+
+
+@contextlib.contextmanager
+def running(app, **settings):
+  """Yields the address of an application; `settings` are of `make_server`."""
+  with address.listen('127.0.0.1', 0) as listener:
+    server_object = server.make_server(app, **settings)
+    thread = threading.Thread(target=server_object.run, args=([listener],))
     thread.start()
     try:
-      yield f'http://127.0.0.1:{listener.getsockname()[1]}/'
+      yield address.url('127.0.0.1', listener)
     finally:
-      running.should_exit = True
+      server_object.should_exit = True
       thread.join()
+
+
+@contextlib.contextmanager
+def written():
+  """Yields the paths of files that are opened to be written meanwhile."""
+  paths, is_on = [], True
+
+  def note(event, args):
+    writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+    if is_on and event == 'open' and args[2] & writes:
+      paths.append(args[0])
+
+  sys.addaudithook(note)  # which stays; so it is turned off
+  try:
+    yield paths
+  finally:
+    is_on = False
 
 
 def pairs_run(path, **options):

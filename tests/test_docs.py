@@ -50,6 +50,8 @@ OTHERS = {
   + 'test_a_tpu_slice_is_asked_for_until_the_run_is_done',
   'bash scripts/transfer.sh': 'tests/test_docs.py::test_the_script_of_transfer',
   'docker build': 'jobset.yaml was only parsed',
+  'docker build -f scripts/serve': 'The image was not built on the machine',
+  'docker run': 'The image was not built on the machine',
   'kubectl apply': LAUNCHERS + 'test_the_jobset_runs_the_training_command',
   'python -m pytest': '.ci/run',
   'python3 -m venv': '.ci/run',
@@ -91,6 +93,7 @@ MODULES = {
   'explore data': HERE,
   'explore serve': 'tests/explore/test_serve.py::'
   'test_the_command_serves_until_it_is_stopped',
+  'serve': 'tests/serve/test_serve.py::test_the_command_ends_after_what_it_has',
   'export': 'tests/export/test_export.py::test_the_command',
   'main --config=configs/cifar10': CONFIGS,
   'main --config=configs/digits.py': CONFIGS,
@@ -179,6 +182,8 @@ BENCHMARKS = {
   + 'test_steps_compiled_for_a_tpu_have_ratios',
   'benchmarks --parts=input': 'tests/benchmark/test_input.py::'
   'test_every_row_has_its_ratio',
+  'benchmarks --parts=serve': 'tests/benchmark/test_serving.py::'
+  'test_each_number_of_clients_has_its_ratio',
   'benchmarks --parts=train --objective': 'tests/benchmark/'
   'test_pretraining.py::test_a_method_in_turns_with_pytorch',
   'benchmarks --parts=train,infer': BENCHMARK + 'test_transformers_in_turns',

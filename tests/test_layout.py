@@ -32,6 +32,7 @@ LEVELS = (
   ('train',),
   ('ahead',),
   ('cli',),
+  ('web',),
   ('rerun',),
 )
 ALONGSIDE = {('runs', 'parallel'), ('optim', 'models')}
@@ -43,6 +44,7 @@ VERB_PACKAGES = (
   'explore',
   'export',
   'predict',
+  'serve',
   'summary',
   'sweep',
 )

@@ -29,10 +29,10 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 from vit_jax import explore
 from vit_jax.explore import samples as samples_lib
-from vit_jax.explore import uploads
 from vit_jax.explore import viewer as viewer_lib
 from vit_jax.plots import style
 from vit_jax.plots import tiles
+from vit_jax.web import uploads
 
 CHROMIUM = shutil.which('chromium') or shutil.which('google-chrome')
 DRIVER = shutil.which('chromedriver')

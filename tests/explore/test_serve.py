@@ -28,8 +28,8 @@ from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.explore import samples as samples_lib
 from vit_jax.explore import serve
-from vit_jax.explore import uploads
 from vit_jax.explore import viewer as viewer_lib
+from vit_jax.web import uploads
 
 PATIENCE_S = 120
 PICTURE = page_server.picture()
@@ -349,30 +349,14 @@ def test_the_page_loads_nothing_from_elsewhere(page):
     assert 'https://' not in answer.text
 
 
-class Written(list):
-  """Paths of files that are opened to be written, while it is on."""
-
-  on = False
-
-  def note(self, event, args):
-    writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-    if self.on and event == 'open' and args[2] & writes:
-      self.append(args[0])
-
-
 def test_uploads_stay_in_memory(page):
   noise = np.random.default_rng(0).integers(0, 256, (1200, 1200, 3), np.uint8)
   image = cv2.imencode('.png', noise)[1].tobytes()
   assert len(image) > 2**22
   assert look(page, image).status_code == 200  # all is imported
-  written = Written()
-  sys.addaudithook(written.note)  # which stays; so it is turned off
-  written.on = True
-  try:
+  with page_server.written() as paths:
     assert look(page, image).status_code == 200
-  finally:
-    written.on = False
-  assert written == []
+  assert paths == []
 
 
 # The command.

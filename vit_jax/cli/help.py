@@ -34,7 +34,10 @@ _GROUPS = {
   'Output': (
     'workdir out output format json predictions picture cache license push'
   ),
-  'Speed and memory': 'batch_size num_workers compile_cache jobs',
+  'Address': 'host port names',
+  'Speed and memory': (
+    'batch_size max_delay_ms max_queue timeout_s num_workers compile_cache jobs'
+  ),
   'Several machines': 'coordinator num_processes process_id',
   'SLURM': (
     'slurm local partition nodes tasks_per_node gpus_per_node cpus_per_task'

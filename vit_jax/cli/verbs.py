@@ -27,6 +27,7 @@ VERBS = {
     'search',
     'find the images of a folder that fit a text or an image',
   ),
+  'serve': ('serve', 'answer images over HTTP with names or embeddings'),
   'explore': ('explore', 'draw what a model does, as a report or a live page'),
   'data': ('data', 'check a folder of images or the data of a config'),
   'convert': ('convert', 'write a model in the format of another program'),

@@ -11,7 +11,7 @@ from vit_jax import data
 from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.explore import examples as examples_lib
-from vit_jax.explore import uploads
+from vit_jax.web import uploads
 
 _MOST = 12
 _MOST_BYTES = 2**21  # of a file; all are kept in memory

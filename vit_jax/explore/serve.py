@@ -18,10 +18,7 @@ Needs the extra [demo]: pip install 'vit_jax[demo]'.
 """
 
 import os
-import signal
-import socket
 import time
-from typing import TYPE_CHECKING
 
 from absl import flags
 from absl import logging
@@ -29,10 +26,7 @@ from absl import logging
 from vit_jax import cli
 from vit_jax.config import check_package
 from vit_jax.config import UserError
-
-if TYPE_CHECKING:
-  from starlette import types
-  import uvicorn
+from vit_jax.web import address
 
 USAGE = 'explore serve --from=PATH'
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
@@ -45,24 +39,7 @@ _FROM = flags.DEFINE_multi_string(
 )
 cli.define_overrides(FLAGS)
 cli.define_compile_cache(FLAGS)
-_HOST = flags.DEFINE_string(
-  'host',
-  '127.0.0.1',
-  'Address to listen at. 0.0.0.0 lets other machines in.',
-  flag_values=FLAGS,
-)
-_PORT = flags.DEFINE_integer(
-  'port',
-  8000,
-  'Port to listen at. 0: any free port.',
-  lower_bound=0,
-  upper_bound=65535,
-  flag_values=FLAGS,
-)
-
-_EVERYWHERE = ('0.0.0.0', '::')
-_MOST_CONNECTIONS = 64  # more are refused with status 503
-_SHUTDOWN_S = 5  # for requests that are being processed
+address.define(FLAGS)
 
 
 def main(argv: list[str]) -> int:
@@ -75,7 +52,8 @@ def main(argv: list[str]) -> int:
     raise UserError(f'--from={paths[2]}: at most two models fit side by side')
   for package in ('starlette', 'uvicorn'):
     check_package('the page', package, 'demo')
-  with listen(_HOST.value, _PORT.value) as listener:
+  host = FLAGS['host'].value
+  with address.listen(host, FLAGS['port'].value) as listener:
     models = [cli.load(FLAGS, path) for path in paths]
     for model, path in zip(models, paths, strict=True):
       if len(model.preprocess.image_size) != 2:
@@ -84,8 +62,9 @@ def main(argv: list[str]) -> int:
           ' see what predict writes'
         )
     from vit_jax.explore import samples
-    from vit_jax.explore import server
+    from vit_jax.explore import server as page
     from vit_jax.explore import viewer
+    from vit_jax.web import server
 
     names = [os.path.basename(os.path.normpath(path)) for path in paths]
     if len(set(names)) < len(names):
@@ -98,69 +77,8 @@ def main(argv: list[str]) -> int:
       model_viewer.warm()
       seconds = time.monotonic() - start
       logging.info('%s: compiled in %.1f s', model_viewer.name, seconds)
-    host = _HOST.value
-    if host in _EVERYWHERE:
-      host = socket.gethostname()  # for the address that a browser opens
-      logging.warning('everyone who reaches this machine can use the page')
-    app = server.application(viewers, [host], samples.read(models[0]))
+    host = address.public_name(host, 'the page')
+    app = page.application(viewers, [host], samples.read(models[0]))
     logging.info('open this address in a browser; Ctrl-C ends the server')
-    host = f'[{host}]' if ':' in host else host
-    print(f'http://{host}:{listener.getsockname()[1]}/', flush=True)
-    return run(make_server(app), listener)
-
-
-def listen(host: str, port: int) -> socket.socket:
-  """Returns a socket that listens at an address; 0 is any free port."""
-  try:
-    family, *_, address = socket.getaddrinfo(
-      host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    return socket.create_server(address[:2], family=family)
-  except (OSError, UnicodeError) as e:  # the latter for an invalid name
-    reason = (
-      e.strerror if isinstance(e, OSError) else 'that is no name of a host'
-    )
-    raise UserError(
-      f'--host={host} --port={port} cannot be listened at: {reason}; give'
-      ' another, or --port=0 for any that is free'
-    ) from None
-
-
-def make_server(app: 'types.ASGIApp') -> 'uvicorn.Server':
-  """Returns a server for an application."""
-  import uvicorn
-
-  return uvicorn.Server(
-    uvicorn.Config(
-      app,
-      loop='asyncio',
-      http='h11',
-      ws='none',
-      lifespan='off',
-      log_config=None,
-      log_level='warning',
-      access_log=False,
-      server_header=False,
-      proxy_headers=False,
-      limit_concurrency=_MOST_CONNECTIONS,
-      timeout_graceful_shutdown=_SHUTDOWN_S,
-    )
-  )
-
-
-def run(server: 'uvicorn.Server', listener: socket.socket) -> int:
-  """Serves until SIGINT or SIGTERM; returns the exit status."""
-  stops: list[int] = []
-
-  def stop(number: int, _: object) -> None:
-    # uvicorn installs handlers of its own, and calls these when it ends.
-    stops.append(number)
-    server.should_exit = True
-
-  before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
-  try:
-    server.run(sockets=[listener])
-  finally:
-    for number, handler in before.items():
-      signal.signal(number, handler)
-  return 128 + signal.SIGTERM if signal.SIGTERM in stops else 0
+    print(address.url(host, listener), flush=True)
+    return server.run(server.make_server(app), listener)

@@ -7,14 +7,11 @@ import asyncio
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Sequence
-import ipaddress
 import pathlib
 from typing import Any
-import urllib.parse
 
 from starlette import applications
 from starlette import concurrency
-from starlette import datastructures
 from starlette import exceptions
 from starlette import requests
 from starlette import responses
@@ -22,25 +19,13 @@ from starlette import routing
 from starlette import staticfiles
 from starlette import types
 
-from vit_jax import config as config_lib
 from vit_jax.explore import samples as samples_lib
-from vit_jax.explore import uploads
 from vit_jax.explore import viewer as viewer_lib
 from vit_jax.plots import style
+from vit_jax.web import app as app_lib
+from vit_jax.web import uploads
 
 _PAGE = pathlib.Path(__file__).with_name('page')
-_HEADERS = {
-  # The page loads nothing from other sites.
-  'Content-Security-Policy': (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"
-    " connect-src 'self'; base-uri 'none'; form-action 'none';"
-    " frame-ancestors 'none'"
-  ),
-  'Cross-Origin-Resource-Policy': 'same-origin',
-  'Referrer-Policy': 'no-referrer',
-  'X-Content-Type-Options': 'nosniff',
-  'Cache-Control': 'no-cache',
-}
 
 
 def application(
@@ -61,9 +46,7 @@ def application(
 
   Args:
     viewers: The models.
-    hosts: Names of this machine. Requests for any other name are refused,
-      except for localhost and addresses: with such a name, a page of another
-      site could read the results (DNS rebinding).
+    hosts: Names of this machine, as for `web.app.Guard`.
     samples: Images that the page offers.
   """
   api = _Api(viewers, samples)
@@ -78,13 +61,9 @@ def application(
       routing.Mount('/api', routes=routes),
       routing.Mount('/', staticfiles.StaticFiles(directory=_PAGE, html=True)),
     ],
-    exception_handlers={
-      exceptions.HTTPException: _refuse,
-      config_lib.UserError: _refuse,
-      Exception: _fail,
-    },
+    exception_handlers=app_lib.handlers(422, app_lib.impersonal),
   )
-  return _Guard(app, hosts)  # outermost: it guards error replies, too
+  return app_lib.Guard(app, hosts)  # outermost: it guards error replies, too
 
 
 class _Api:
@@ -122,14 +101,16 @@ class _Api:
   async def look(self, request: requests.Request) -> responses.Response:
     """Applies a model to an uploaded image."""
     viewer = self._viewer(request)
-    image = await _body(request, uploads.MOST_BYTES)
+    image = await app_lib.read_body(request, uploads.MOST_BYTES)
     uploads.check(image)
     return await self._run(request, viewer.look, image)
 
   async def fit(self, request: requests.Request) -> responses.Response:
     """Compares sentences with an uploaded image."""
     viewer = self._viewer(request)
-    body = await _body(request, uploads.MOST_BYTES + uploads.MOST_TEXT)
+    body = await app_lib.read_body(
+      request, uploads.MOST_BYTES + uploads.MOST_TEXT
+    )
     texts, image = uploads.parse(body, ('text', 'template'))
     uploads.check(image)
     return await self._run(request, viewer.fit, image, *texts)
@@ -149,77 +130,3 @@ class _Api:
         return responses.Response(status_code=400)
       reply = await concurrency.run_in_threadpool(function, *args)
     return responses.Response(reply, media_type='application/octet-stream')
-
-
-async def _body(request: requests.Request, most: int) -> bytes:
-  """Returns the body of a request; stops reading beyond `most` bytes."""
-  too_much = exceptions.HTTPException(
-    413,
-    f'it has more than {uploads.MOST_BYTES / 2**20:.0f} MiB: make it smaller',
-  )
-  announced = request.headers.get('content-length', '0')
-  if announced.isdecimal() and int(announced) > most:
-    raise too_much
-  body = bytearray()
-  async for part in request.stream():
-    body += part
-    if len(body) > most:
-      raise too_much
-  return bytes(body)
-
-
-async def _refuse(_: requests.Request, error: Exception) -> responses.Response:
-  """Replies to an invalid request."""
-  if isinstance(error, exceptions.HTTPException):
-    return _problem(error.status_code, error.detail)
-  # `preprocess` numbers images that have no name.
-  line = config_lib.one_line(error).replace('image 0 ', 'it ', 1)
-  return _problem(422, line)
-
-
-async def _fail(_: requests.Request, error: Exception) -> responses.Response:
-  """Replies after a bug; the traceback is logged."""
-  del error
-  return _problem(500, 'something failed: see the terminal of the server')
-
-
-def _problem(status: int, line: str) -> responses.Response:
-  return responses.JSONResponse({'error': line}, status)
-
-
-class _Guard:
-  """Refuses requests from pages of other sites; adds headers to all replies."""
-
-  def __init__(self, app: types.ASGIApp, hosts: Collection[str]):
-    self._app, self._hosts = app, {'localhost', *map(str.lower, hosts)}
-
-  async def __call__(
-    self, scope: types.Scope, receive: types.Receive, send: types.Send
-  ) -> None:
-    """Handles a request, as an ASGI application."""
-
-    async def send_with_headers(message: types.Message) -> None:
-      if message['type'] == 'http.response.start':
-        datastructures.MutableHeaders(scope=message).update(_HEADERS)
-      await send(message)
-
-    headers = datastructures.Headers(scope=scope)
-    host, origin = headers.get('host', ''), headers.get('origin')
-    app = self._app
-    if not self._is_ours(host):
-      app = _problem(
-        421, f'this server is not {host}: use its address, or localhost'
-      )
-    elif origin is not None and origin.partition('://')[2] != host:
-      app = _problem(403, 'the page of another site asked for this')
-    await app(scope, receive, send_with_headers)
-
-  def _is_ours(self, host: str) -> bool:
-    try:
-      name = urllib.parse.urlsplit(f'//{host}').hostname or ''
-      if name in self._hosts:
-        return True
-      ipaddress.ip_address(name)
-    except ValueError:
-      return False
-    return True

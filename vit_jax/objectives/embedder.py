@@ -61,11 +61,20 @@ class Embedder:
     feature = {'image': features_lib.Image(None)}
     yield from self.applied(self._embed, feature, batches)
 
-  def _embed(self, objective: Any, params: Any, batch: Any) -> jax.Array:
+  def features(
+    self, objective: Any, params: Any, batch: dict[str, jax.Array]
+  ) -> jax.Array:
+    """Returns the embeddings of images as `embed_split` does, float32 [B, E].
+
+    It is for `applied`.
+    """
     if self.towers:
       return zero_shot.image_features(objective, params, batch)['features']
-    outputs = embedded.embed(objective, params, batch)
-    return projection.unit(outputs['embedding'])
+    return embedded.embed(objective, params, batch)['embedding']
+
+  def _embed(self, objective: Any, params: Any, batch: Any) -> jax.Array:
+    features = self.features(objective, params, batch)
+    return features if self.towers else projection.unit(features)
 
   def texts(self, texts: Sequence[str], flag: str) -> np.ndarray:
     """Returns the embeddings of texts, float32 [M, E].

@@ -67,6 +67,7 @@ from vit_jax.cli import data_flags
 from vit_jax.cli import image_files
 from vit_jax.cli import window_flags
 from vit_jax.config import UserError
+from vit_jax.evaluation import answers
 from vit_jax.predict import writers
 
 if TYPE_CHECKING:
@@ -169,9 +170,9 @@ def main(argv: list[str]) -> int:
       paths, pixels, batch_size, report, progress.update
     )
     predictions = (
-      (path, _named(path, names, classes, probabilities))
+      (path, answers.named(path, names, numbers.tolist(), values.tolist()))
       for batch, best in answer(batches)
-      for path, classes, probabilities in zip(
+      for path, numbers, values in zip(
         batch, best['top'], best['probability'], strict=False
       )
     )
@@ -180,7 +181,7 @@ def main(argv: list[str]) -> int:
 
 
 def _print(
-  predictions: Iterable[tuple[str, Sequence[writers.Prediction]]],
+  predictions: Iterable[tuple[str, Sequence[answers.Prediction]]],
   paths: Sequence[str],
   loaded: Any,
   are_numbers: bool,
@@ -231,10 +232,10 @@ def _segment(loaded: Any, paths: Sequence[str]) -> int:
 
 def _shares(
   classes: Sequence[str], fractions: 'np.ndarray'
-) -> list[writers.Prediction]:
+) -> list[answers.Prediction]:
   """Returns the shares of all classes; for people those that matter."""
   pairs = enumerate(zip(classes, fractions.tolist(), strict=True))
-  shares = [writers.Prediction(name, i, share) for i, (name, share) in pairs]
+  shares = [answers.Prediction(name, i, share) for i, (name, share) in pairs]
   if _FORMAT.value != 'table':
     return shares
   shares.sort(key=lambda x: -x.probability)
@@ -284,22 +285,6 @@ def _draw(arguments: Sequence[str]) -> int:
   paper.save(path, picture)
   print(path)
   return 0
-
-
-def _named(
-  path: str,
-  names: Sequence[str],
-  classes: 'np.ndarray',
-  probabilities: 'np.ndarray',
-) -> list[writers.Prediction]:
-  import numpy as np
-
-  if not np.isfinite(probabilities).all():
-    raise UserError(
-      f'the model has no answer for {path}: its output is not finite'
-    )
-  pairs = zip(classes.tolist(), probabilities.tolist(), strict=True)
-  return [writers.Prediction(names[number], number, p) for number, p in pairs]
 
 
 if __name__ == '__main__':

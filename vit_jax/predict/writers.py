@@ -4,21 +4,13 @@ from collections.abc import Iterable
 from collections.abc import Sequence
 import sys
 from typing import Any
-from typing import NamedTuple
 
 from vit_jax import tables
-
-
-class Prediction(NamedTuple):
-  """A class, or a quantity, with the value that is predicted for it."""
-
-  name: str
-  number: int  # position in the output
-  probability: float
+from vit_jax.evaluation import answers
 
 
 def write(
-  predictions: Iterable[tuple[str, Sequence[Prediction]]],
+  predictions: Iterable[tuple[str, Sequence[answers.Prediction]]],
   format_name: str,
   width: int,
   checkpoint: dict[str, Any],
@@ -36,7 +28,11 @@ def write(
   """
   if format_name == 'json':
     objects = (
-      {'image': path, **_as_json(x, are_numbers), 'checkpoint': checkpoint}
+      {
+        'image': path,
+        **answers.as_json(x, are_numbers),
+        'checkpoint': checkpoint,
+      }
       for path, x in predictions
     )
     tables.write_json(objects, sys.stdout)
@@ -62,14 +58,3 @@ def write(
     table = tables.Table(('image', value, name), lines, formats)
     for line in table.stream([max(width, len('image')), 11]):
       print(line)
-
-
-def _as_json(ranked: Sequence[Prediction], are_numbers: bool) -> dict[str, Any]:
-  if are_numbers:
-    return {'numbers': {x.name: x.probability for x in ranked}}
-  return {
-    'predictions': [
-      {'class': x.name, 'index': x.number, 'probability': x.probability}
-      for x in ranked
-    ]
-  }

@@ -1,0 +1,1 @@
+"""A model behind HTTP: `python -m vit_jax.serve`."""

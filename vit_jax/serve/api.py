@@ -1,0 +1,333 @@
+"""The requests that a served model answers, their limits and their replies.
+
+Needs starlette, which is in the extra [serve].
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterator
+from collections.abc import Sequence
+import concurrent.futures
+import contextlib
+import dataclasses
+import time
+from typing import Any
+
+import numpy as np
+from starlette import applications
+from starlette import exceptions
+from starlette import requests
+from starlette import responses
+from starlette import routing
+from starlette import types
+
+from vit_jax.config import UserError
+from vit_jax.data.host import batches
+from vit_jax.evaluation import answers as answers_lib
+from vit_jax.serve import batcher as batcher_lib
+from vit_jax.serve import bodies
+from vit_jax.serve import counts as counts_lib
+from vit_jax.serve import model as model_lib
+from vit_jax.serve import openapi
+from vit_jax.web import app as app_lib
+from vit_jax.web import uploads
+
+MOST_IMAGES = 64  # of a request
+_MOST_BYTES_HELD = 2**28  # of all bodies that are in memory
+_RETRY_S = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """Limits of a server.
+
+  Attributes:
+    batch_size: Largest number of images in a batch.
+    max_delay_s: How long an image waits for others that are underway.
+    max_queue: Largest number of images that wait for the model.
+    timeout_s: How long the body of a request may take to arrive.
+    top: Number of classes in an answer, unless the request says another.
+  """
+
+  batch_size: int = 32
+  max_delay_s: float = 0.005
+  max_queue: int = 256
+  timeout_s: float = 30.0
+  top: int = 5
+
+
+def application(
+  answerer: model_lib.Answerer,
+  settings: Settings,
+  hosts: Collection[str] = (),
+) -> types.ASGIApp:
+  """Returns the ASGI application; `openapi` describes its requests.
+
+  Args:
+    answerer: The model.
+    settings: The limits.
+    hosts: Names of this machine, as for `web.app.Guard`.
+  """
+  api = _Api(answerer, settings)
+  paths: dict[str, tuple[str, Callable[..., Any]]] = {
+    '/predict': ('POST', api.predict),
+    '/embed': ('POST', api.embed),
+    '/health': ('GET', api.health),
+    '/metrics': ('GET', api.metrics),
+    '/openapi.json': ('GET', api.describe),
+    '/docs': ('GET', api.docs),
+    '/docs.css': ('GET', api.style),
+  }
+  app = applications.Starlette(
+    routes=[
+      routing.Route(path, function, methods=[method])
+      for path, (method, function) in paths.items()
+    ],
+    exception_handlers=app_lib.handlers(mistake_status=400),
+  )
+  app.router.redirect_slashes = False
+  return app_lib.Guard(
+    api.counts.counted(app, paths),
+    hosts,
+    'use its address, or start it with that name in --names',
+  )
+
+
+class _Api:
+  """The requests.
+
+  Attributes:
+    counts: Counts of the requests.
+  """
+
+  def __init__(self, answerer: model_lib.Answerer, settings: Settings):
+    self._answerer, self._settings = answerer, settings
+    self._most_images = min(MOST_IMAGES, settings.max_queue)
+    self._batcher = batcher_lib.Batcher(
+      answerer,
+      settings.batch_size,
+      settings.max_delay_s,
+      settings.max_queue,
+    )
+    self.counts = counts_lib.Counts(self._batcher)
+    self._decoders = concurrent.futures.ThreadPoolExecutor(
+      batches.num_cores(), 'decoder'
+    )
+    self._bytes_held = 0
+    self._start = time.monotonic()
+    loaded = answerer.loaded
+    self._model = loaded.describe()
+    self._checkpoint = loaded.origin.to_dict()
+    self._description = openapi.describe(
+      answerer, self._model, self._most_images, settings.top
+    )
+    self._page = openapi.page(self._description)
+
+  async def predict(self, request: requests.Request) -> responses.Response:
+    """Answers with the most probable classes of each image, or its numbers."""
+    head = self._answerer.head
+    if head is None:
+      raise exceptions.HTTPException(
+        404, 'this model has no head, and names nothing: ask /embed'
+      )
+    _check_query(request, () if head.predicts_numbers else ('top',))
+    top = self._top(request, head.top)
+    results = []
+    for name, answer in await self._answers(request):
+      ranked = answers_lib.named(
+        name,
+        head.names,
+        answer.numbers[:top].tolist(),
+        answer.values[:top].tolist(),
+      )
+      fields = answers_lib.as_json(ranked, head.predicts_numbers)
+      results.append({'image': name, **fields})
+    return self._reply(results)
+
+  async def embed(self, request: requests.Request) -> responses.Response:
+    """Answers with the embedding of each image."""
+    _check_query(request, ())
+    answers = await self._answers(request)
+    return self._reply(
+      [
+        {'image': name, 'embedding': x.embedding.tolist()}
+        for name, x in answers
+      ]
+    )
+
+  async def health(self, _: requests.Request) -> responses.Response:
+    """Says whether the model works; while it is loaded nobody replies."""
+    failure = self._batcher.failure
+    facts = {
+      'status': 'failing' if failure else 'ready',
+      'model': self._model,
+      'checkpoint': self._checkpoint,
+      'uptime_s': round(time.monotonic() - self._start, 3),
+    }
+    if failure:
+      facts['error'] = failure
+    return responses.JSONResponse(facts, 503 if failure else 200)
+
+  async def metrics(self, _: requests.Request) -> responses.Response:
+    """Returns counts for Prometheus."""
+    text = self.counts.text()
+    return responses.Response(text, media_type=counts_lib.MEDIA_TYPE)
+
+  async def describe(self, _: requests.Request) -> responses.Response:
+    """Returns the description of all requests."""
+    return responses.JSONResponse(self._description)
+
+  async def docs(self, _: requests.Request) -> responses.Response:
+    """Returns the description as a page."""
+    return responses.HTMLResponse(self._page)
+
+  async def style(self, _: requests.Request) -> responses.Response:
+    """Returns the style of the page."""
+    return responses.Response(openapi.STYLE, media_type='text/css')
+
+  def _reply(self, results: list[dict[str, Any]]) -> responses.Response:
+    return responses.JSONResponse(
+      {'results': results, 'checkpoint': self._checkpoint}
+    )
+
+  def _top(self, request: requests.Request, most: int) -> int:
+    text = request.query_params.get('top', str(min(self._settings.top, most)))
+    if text.isdecimal() and len(text) < 9 and 1 <= int(text) <= most:
+      return int(text)
+    raise UserError(f'top={text[:20]}: write a whole number from 1 to {most}')
+
+  async def _answers(
+    self, request: requests.Request
+  ) -> list[tuple[str, model_lib.Answer]]:
+    """Returns the names of a request's images, and their answers."""
+    with self._busy_explained():
+      with self._batcher.place(), self._room() as reserve:
+        names, pixels = await self._read(request, reserve)
+      # All of them are in the queue before a batch leaves it.
+      futures = self._batcher.add(pixels)
+    answers = await _unless_left(request, futures)
+    for name, answer in zip(names, answers, strict=True):
+      if not all(np.isfinite(x).all() for x in answer if x is not None):
+        raise exceptions.HTTPException(
+          500, f'the model has no answer for {name}: its output is not finite'
+        )
+    return [*zip(names, answers, strict=True)]
+
+  @contextlib.contextmanager
+  def _busy_explained(self) -> Iterator[None]:
+    try:
+      yield
+    except batcher_lib.Busy:
+      raise exceptions.HTTPException(
+        503,
+        'too many images wait: ask again',
+        {'Retry-After': str(_RETRY_S)},
+      ) from None
+
+  @contextlib.contextmanager
+  def _room(self) -> Iterator[Callable[[int], None]]:
+    """Yields a function that reserves memory for bytes of a body."""
+    held = 0
+
+    def reserve(size: int) -> None:
+      nonlocal held
+      if self._bytes_held + size > _MOST_BYTES_HELD:
+        raise batcher_lib.Busy
+      held += size
+      self._bytes_held += size
+
+    try:
+      yield reserve
+    finally:
+      self._bytes_held -= held
+
+  async def _read(
+    self, request: requests.Request, reserve: Callable[[int], None]
+  ) -> tuple[list[str], list[np.ndarray]]:
+    """Returns the names and the decoded pixels of a request's images."""
+    content_type = request.headers.get('content-type', '')
+    parse = bodies.find_parser(content_type)
+    if parse is None:
+      raise exceptions.HTTPException(
+        415,
+        f'the Content-Type is {content_type!r}: send image/jpeg or another'
+        ' image, multipart/form-data or application/json',
+      )
+    timeout_s = self._settings.timeout_s
+    try:
+      async with asyncio.timeout(timeout_s):
+        body = await app_lib.read_body(request, uploads.MOST_BYTES, reserve)
+    except TimeoutError:
+      raise exceptions.HTTPException(
+        408,
+        f'the body did not arrive within {timeout_s:g} s',
+        {'Connection': 'close'},
+      ) from None
+    images = await self._in_thread(parse, body)
+    if not images:
+      raise UserError('there are no images')
+    if len(images) > self._most_images:
+      raise exceptions.HTTPException(
+        413,
+        f'there are {len(images)} images, and a request may have'
+        f' {self._most_images}: ask again with the others',
+      )
+    decoded = await asyncio.gather(
+      *(self._in_thread(self._decode, image) for image in images),
+      return_exceptions=True,
+    )
+    pixels = []
+    for image in decoded:  # the first one that is damaged is named
+      if isinstance(image, BaseException):
+        raise image
+      pixels.append(image)
+    return [image.name for image in images], pixels
+
+  def _decode(self, image: bodies.Upload) -> np.ndarray:
+    try:
+      uploads.check(image.file)
+      return self._answerer.pixels(image.file)
+    except UserError as e:
+      raise UserError(f'{image.name}: {app_lib.impersonal(e)}') from None
+
+  def _in_thread(
+    self, function: Callable[..., Any], *args: Any
+  ) -> Awaitable[Any]:
+    loop = asyncio.get_running_loop()
+    return loop.run_in_executor(self._decoders, function, *args)
+
+
+def _check_query(
+  request: requests.Request, parameters: Collection[str]
+) -> None:
+  for name in request.query_params:
+    if name not in parameters:
+      names = f': {", ".join(parameters)} is known' if parameters else ''
+      raise UserError(f'there is no parameter {name!r}{names}')
+
+
+async def _unless_left(
+  request: requests.Request, futures: 'Sequence[asyncio.Future[Any]]'
+) -> list[Any]:
+  """Returns the results of futures; cancels them if the client leaves."""
+
+  async def results() -> list[Any]:
+    return await asyncio.gather(*futures)
+
+  async def left() -> None:
+    while (await request.receive())['type'] != 'http.disconnect':
+      pass
+
+  waiting, leaving = asyncio.create_task(results()), asyncio.create_task(left())
+  try:
+    await asyncio.wait({waiting, leaving}, return_when='FIRST_COMPLETED')
+    if not waiting.done():
+      raise app_lib.left()
+    return waiting.result()
+  except batcher_lib.ModelError as e:
+    raise exceptions.HTTPException(500, str(e)) from None
+  finally:
+    leaving.cancel()
+    waiting.cancel()

@@ -1,0 +1,1 @@
+"""HTTP: the address, the server, and limits of requests."""
