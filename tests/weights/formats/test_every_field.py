@@ -426,7 +426,7 @@ def test_every_field_is_written_and_read_or_refused(
       path = tmp_path / f'{seed}.{i}'
       params = written(path, form, kind, model, monkeypatch)
       given = {x.value_name for x in kind.fields if x.is_given}
-      found = vit_jax.load(
+      reread = vit_jax.load(
         path,
         position_size=SIZE,
         as_stored=True,
@@ -434,12 +434,12 @@ def test_every_field_is_written_and_read_or_refused(
       )
       noted = {x.value_name for x in kind.fields if x.is_noted}
       changed = values_lib.differences(
-        values, values_lib.model_values(found.model)
+        values, values_lib.model_values(reread.model)
       )
       assert not changed.keys() - noted, changed
-      assert flat(found).keys() == params.keys()
+      assert flat(reread).keys() == params.keys()
       has_sums = timm_parallel.has_one_output(values)
-      for name, array in flat(found).items():
+      for name, array in flat(reread).items():
         if has_sums and name.endswith(('out/bias', 'down/bias')):
           continue  # timm has one bias for both
         np.testing.assert_array_equal(array, params[name], name)

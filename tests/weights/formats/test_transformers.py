@@ -178,8 +178,8 @@ def test_their_models_here(tmp_path, name):
       assert torch.equal(array, arrays[key]), key
   if name != 'ViTMSNModel':  # ViT's class has a pooler of random numbers
     assert_close(answer(again.eval(), images), expected, name)
-  found = vit_jax.load(tmp_path / 'ours', image_size=32 if is_bit else None)
-  assert_same(found, loaded)
+  reread = vit_jax.load(tmp_path / 'ours', image_size=32 if is_bit else None)
+  assert_same(reread, loaded)
 
 
 def test_a_classifier_of_the_mean_is_refused(tmp_path):
