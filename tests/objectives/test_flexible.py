@@ -153,11 +153,8 @@ def test_each_step_can_be_replayed(finished, capsys):
 
 
 def test_a_step_that_is_not_finite_names_its_patches(tmp_path):
-  config = tiny.config(
-    **FLEXIBLE,
-    optim__name='sgd',
-    optim__learning_rate=1e38,
-    optim__warmup='0 steps',
+  config = make_config(
+    optim__name='sgd', optim__learning_rate=1e38, optim__warmup='0 steps'
   )
   step = r'^step \d+, of patches of \d x \d, was not finite'
   with pytest.raises(UserError, match=step):
