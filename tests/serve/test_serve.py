@@ -355,6 +355,7 @@ def test_who_left_is_not_answered(served, held, caplog):
       key = 'requests_total{path="/predict",status="499"}'
       while metrics(served).get(key) != number:
         pass
+      wait_for(served, 0)
     held.gate.set()
     assert first.result().status_code == 200
   assert ask(served).status_code == 200
