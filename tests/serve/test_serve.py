@@ -715,7 +715,7 @@ def test_the_requests_of_the_page_are_answered(served, tmp_path):
     capture_output=True,
     text=True,
   ).stdout
-  assert out.count('{"results"') == 4 and '"status":"ready"' in out
+  assert out.count('{"results":[') == 4 and '"status":"ready"' in out
 
 
 # The command.
