@@ -94,7 +94,7 @@ class Batcher:
   def add(self, images: Sequence[Any]) -> 'list[asyncio.Future[Any]]':
     """Puts images into the queue; returns the futures of their answers.
 
-    The model does not see an image whose future is cancelled while it waits.
+    An image whose future is cancelled while it waits leaves the queue.
 
     Raises:
       Busy: They do not fit.
@@ -105,11 +105,17 @@ class Batcher:
     answers: list[asyncio.Future[Any]] = []
     for image in images:
       answers.append(loop.create_future())
+      answers[-1].add_done_callback(self._forget_cancelled)
       self._queue.append(_Image(image, answers[-1], loop.time()))
     self._changed.set()
     if self._work is None or self._work.done():
       self._work = asyncio.create_task(self._answer_all())
     return answers
+
+  def _forget_cancelled(self, answer: 'asyncio.Future[Any]') -> None:
+    if answer.cancelled():
+      live = (x for x in self._queue if not x.answer.cancelled())
+      self._queue = collections.deque(live)
 
   async def _answer_all(self) -> None:
     """Answers batches until the queue is empty."""
