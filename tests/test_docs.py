@@ -48,6 +48,7 @@ OTHERS = {
   'bash scripts/check_versions.sh': 'takes as long as all tests',
   'bash scripts/tpu_pod.sh': LAUNCHERS
   + 'test_a_tpu_slice_is_asked_for_until_the_run_is_done',
+  'bash scripts/lora.sh': 'tests/test_docs.py::test_the_script_of_transfer',
   'bash scripts/transfer.sh': 'tests/test_docs.py::test_the_script_of_transfer',
   'docker build': 'jobset.yaml was only parsed',
   'docker build -f scripts/serve': 'The image was not built on the machine',
@@ -388,10 +389,11 @@ def expanded(word):
   return [x for x in found if pathlib.Path(x).is_dir()]
 
 
-def test_the_script_of_transfer(here):
+@pytest.mark.parametrize(('name', 'count'), [('transfer', 9), ('lora', 12)])
+def test_the_script_of_transfer(name, count, here):
   """Its commands parse; a stand-in for Python notes them."""
-  note = here / 'noted.jsonl'
-  (here / 'bin').mkdir()
+  note = here / f'{name}.jsonl'
+  (here / 'bin').mkdir(exist_ok=True)
   python = here / 'bin' / 'python'
   python.write_text(f"""#!{sys.executable}
 import json, pathlib, sys
@@ -402,17 +404,15 @@ pathlib.Path(path).mkdir(parents=True)
 pathlib.Path(path, 'DONE').write_text('{{"accuracy": 1}}')
 """)
   python.chmod(0o755)
-  script = tiny.ROOT / 'scripts' / 'transfer.sh'
+  script, runs = tiny.ROOT / 'scripts' / f'{name}.sh', f'runs/{name}'
   env = os.environ | {'PATH': f'{python.parent}:{os.environ["PATH"]}'}
-  shutil.copytree('runs/digits', 'runs/transfer/pretrained/copy')
-  shutil.rmtree('runs/transfer/pretrained')
-  subprocess.run(
-    ['bash', script, 'images', 'runs/transfer'], env=env, check=True
-  )
+  shutil.copytree('runs/digits', f'{runs}/pretrained/copy')
+  shutil.rmtree(f'{runs}/pretrained')
+  subprocess.run(['bash', script, 'images', runs], env=env, check=True)
   commands = [json.loads(line) for line in note.read_text().splitlines()]
-  assert len(commands) == 9
-  shutil.rmtree('runs/transfer/pretrained')
-  shutil.copytree('runs/digits', 'runs/transfer/pretrained')
+  assert len(commands) == count
+  shutil.rmtree(f'{runs}/pretrained')
+  shutil.copytree('runs/digits', f'{runs}/pretrained')
   for command in commands:
     with documented.parsed(command) as program:
       check(program)

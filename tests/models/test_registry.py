@@ -161,6 +161,8 @@ def drawn(option, kind, rng, depth=0):
     return repr(rng.choice(field.choices))
   if isinstance(default, bool):
     return repr(rng.random() < 0.5)
+  if option.hint == tuple[str, ...]:
+    return repr((rng.choice(['query', 'up']),))
   if field.interval:
     return repr(rng.uniform(0.1, 0.9))
   least = 1 if field.least == -math.inf else int(field.least)

@@ -123,6 +123,10 @@ def test_a_file_of_adapters_gives_the_run_again(base, tuned, tmp_path):
   np.testing.assert_array_equal(alone.predict(IMAGES), expected)
   on_base = vit_jax.load(base, adapters=file)
   np.testing.assert_array_equal(on_base.predict(IMAGES), expected)
+  timm, flag = tmp_path / 'timm', f'--model.adapters={file}'
+  assert commands.run(convert, base, timm, '--to=timm', flag) == 0
+  merged = vit_jax.load(timm)
+  np.testing.assert_allclose(merged.predict(IMAGES), expected, atol=1e-5)
   scanned = vit_jax.load(file, scan=True)
   np.testing.assert_allclose(scanned.predict(IMAGES), expected, atol=1e-5)
 
