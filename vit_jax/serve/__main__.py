@@ -91,8 +91,8 @@ def main(argv: list[str]) -> int:
   cli.check_from(FLAGS)
   for package in ('starlette', 'uvicorn'):
     check_package('serving', package, 'serve')
-  host = FLAGS['host'].value
-  with address.listen(host, FLAGS['port'].value) as listener:
+  host = str(FLAGS['host'].value)
+  with address.listen(host, int(FLAGS['port'].value)) as listener:
     loaded = cli.load(FLAGS)
     from vit_jax.serve import api
     from vit_jax.serve import model

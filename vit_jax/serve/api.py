@@ -136,6 +136,7 @@ class _Api:
     top = self._top(request, head.top)
     results = []
     for name, answer in await self._answers(request):
+      assert answer.numbers is not None and answer.values is not None
       ranked = answers_lib.named(
         name,
         head.names,

@@ -29,7 +29,8 @@ class Counts:
     async def count(
       scope: types.Scope, receive: types.Receive, send: types.Send
     ) -> None:
-      start, status = time.monotonic(), 500
+      start = time.monotonic()
+      status = 500
 
       async def send_counted(message: types.Message) -> None:
         nonlocal status

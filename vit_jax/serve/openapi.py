@@ -65,7 +65,7 @@ def describe(
     ('/openapi.json', 'This description.', 'application/json'),
     ('/docs', 'This description as a page.', 'text/html'),
   ):
-    content = {kind: {'schema': {}}}
+    content: dict[str, Any] = {kind: {'schema': {}}}
     response = {'description': 'OK', 'content': content}
     paths[path] = {'get': {'summary': summary, 'responses': {'200': response}}}
   return {
