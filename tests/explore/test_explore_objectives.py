@@ -202,7 +202,7 @@ def test_why_there_is_no_picture_of_a_method(digits_run, method_run):
   vit = vit_jax.load(digits_run)
   assert 'classification, has no pictures' in reason(vit)
   assert 'is of a file' in reason(dataclasses.replace(vit, trained_with=None))
-  larger = vit_jax.load(method_run('mae'), image_size=12)
+  larger = vit_jax.load(method_run('tokenizer'), image_size=12)
   assert 'leave --image_size' in reason(larger)
 
 

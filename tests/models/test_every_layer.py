@@ -26,6 +26,7 @@ KINDS = {
     'norm': 'rms_norm',
     'attention': 'attention(causal=True)',
     'mlp': "mlp(gelu='sigmoid')",
+    'pool': 'mean',  # a first token would see no other
   },
   **{
     kind: {

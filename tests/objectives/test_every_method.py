@@ -26,7 +26,7 @@ STEP = {
   'optim.name': 'sgd',
   'optim.warmup': '0 steps',
   'optim.schedule': 'constant',
-  'optim.learning_rate': 0.01,
+  'optim.learning_rate': 1e-3,
 }
 SPLIT = {'mesh.data': 2, 'mesh.fsdp': 4, 'mesh.min_size': 0}
 # What is kept beside parameters and optimizer, by the start of its name.
