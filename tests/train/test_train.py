@@ -737,23 +737,6 @@ def test_dry_run_writes_nothing(tmp_path, capsys):
   assert not workdir.exists()
 
 
-def test_warmup_must_end_before_the_run():
-  with pytest.raises(UserError, match='shorten the warm-up'):
-    build(optim__warmup='12 steps')
-
-
-def test_too_few_classes():
-  with pytest.raises(UserError, match='has 10 classes'):
-    build(model__num_classes=3)
-
-
-def test_batch_must_divide_over_the_devices():
-  with pytest.raises(UserError, match='does not divide over 8 devices'):
-    build(mesh__data=-1, train__batch_size=12)
-  with pytest.raises(UserError, match='the platform has 8 devices'):
-    build(mesh__data=9)
-
-
 def test_experiment_is_what_the_config_says():
   e = build(train__duration='2 epochs', evals__val__every='')
   assert e.total_steps == -(-2 * 1438 // 16)

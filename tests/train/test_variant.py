@@ -4,8 +4,6 @@ import documented
 import pytest
 import tiny
 
-from vit_jax.config import UserError
-from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 
 
@@ -38,21 +36,3 @@ def test_each_step_is_of_its_variant(tmp_path):
   assert own[:3] == smooth[:3] and own[3] not in (smooth[3], sharp[3])
   own = losses(tmp_path, train__variant='my_variant:Sharpen(start=0)')
   assert own == sharp
-
-
-@pytest.mark.parametrize(
-  ('changes', 'message'),
-  [
-    ({}, "is 'Sharpen': .*of your own, as 'my_module:MyVariant'"),
-    ({'train__variant': 'my_variant:Sharp'}, "has no class 'Sharp'.*Sharpen"),
-    ({'train__variant': 'tasks'}, 'trains config.tasks'),
-    (
-      {'train__variant': 'my_variant:Sharpen(3)', 'train__steps_per_call': 2},
-      'set it to 1',
-    ),
-  ],
-)
-def test_variants_that_do_not_work(changes, message):
-  changes = {'train__variant': 'Sharpen'} | changes
-  with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
-    experiment_lib.check(tiny.config(**changes))

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from vit_jax import config as config_lib
-from vit_jax.config import UserError
 from vit_jax.data import features
 from vit_jax.data import target_kinds
 from vit_jax.data.device import views
@@ -116,23 +115,6 @@ def test_several_crops_of_an_image_have_no_map():
   made = {'global': geometry.View(crop, 2)}
   found = train(make_config(), batch_of(), views=made)
   assert set(found) == {'global'}
-
-
-@pytest.mark.parametrize(
-  'augment, message',
-  [
-    ({'cutmix': 1.0}, 'mix images, but not the map of digits: set both to 0'),
-    (
-      {'policy': 'trivialaugment'},
-      r'moves pixels of images \(.*rotate.*\), but',
-    ),
-  ],
-)
-def test_refuses_what_would_not_move_maps(augment, message):
-  config = make_config()
-  config.augment.update(augment)
-  with pytest.raises(UserError, match=message):
-    train(config, batch_of())
 
 
 def test_colours_may_change():

@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax.config import UserError
 from vit_jax.data.device import operations
 from vit_jax.data.device import policies
 
@@ -202,32 +201,3 @@ def test_3augment_draws_one_of_three():
   radii = amounts('3augment', 'gaussian_blur')
   assert 0.1 <= min(radii) < 0.12 and 1.98 < max(radii) <= 2
   assert amounts('3augment', 'solarize') == [128]
-
-
-@pytest.mark.parametrize(
-  ('text', 'words'),
-  [
-    ('randaug(2,10)', "'randaug(2,10)' is no policy"),
-    ('randaugment', 'randaugment(LAYERS,MAGNITUDE)'),
-    ('Autoaugment', 'autoaugment'),
-    ('randaugment(0,10)', '1 layer or more'),
-    ('randaugment(2,31)', 'from 0 to 30'),
-    ('rand-m9-w0', "has 'w0'"),
-    ('rand-m9-mmax12', 'mstd'),
-    ('rand-m9.5', "has 'm9.5'"),
-    ('rand-m9-m8', 'once each'),
-    ('rand-m9-inc2', 'inc (0 or 1)'),
-    ('rand-p1.5', 'p (probability, 0 to 1)'),
-    ('rand-n0', 'n (layers)'),
-    ('rand-', "has ''"),
-  ],
-)
-def test_errors(text, words):
-  with pytest.raises(UserError) as error:
-    policies.make(text)
-  assert words in str(error.value) and '\n' not in str(error.value)
-
-
-@pytest.mark.parametrize('text', ALL)
-def test_check_takes_what_there_is(text):
-  policies.make(text)
