@@ -188,32 +188,35 @@ def test_a_mistake_ends_a_process_with_status_1(tmp_path):
   assert 'Traceback' not in err and out == ''
 
 
-def test_reproduce(digits_run, tmp_path):
+def test_reproduce(digits_run, tmp_path, caplog, capsys):
   """The same command, once the new run is done, compares it again."""
+  caplog.set_level('INFO', logger='absl')
   new = shutil.copytree(digits_run, tmp_path / 'new')
-  status, out, err = run(f'--reproduce={digits_run}', f'--workdir={new}')
-  assert status == 0 and out == '', err
-  said = err.splitlines()
-  assert said[0].startswith(f'reproducing {digits_run}, begun ')
-  assert said[-1].startswith('equal to the bit: all '), err
-  assert 'is empty' in run('--reproduce=')[2]
-  status, _, err = run(f'--reproduce={tmp_path}', '--replay=1')
-  assert status == 1 and 'leave --replay out' in err
+  args = f'--reproduce={digits_run}', f'--workdir={new}'
+  assert commands.run(main, *args) == 0
+  assert capsys.readouterr().out == ''
+  lines = [x.getMessage() for x in caplog.records]
+  assert lines[0].startswith(f'reproducing {digits_run}, begun ')
+  assert lines[-1].startswith('equal to the bit: all '), lines
+  assert 'is empty' in commands.mistake(main, '--reproduce=')
+  told = commands.mistake(main, f'--reproduce={tmp_path}', '--replay=1')
+  assert 'leave --replay out' in told
 
 
 def test_an_unwritable_work_directory(tmp_path):
   (tmp_path / 'file').write_text('')
-  status, _, err = run(*tiny.flags(), f'--workdir={tmp_path}/file/run')
-  assert status == 1 and 'error: cannot use work directory' in err
+  workdir = f'--workdir={tmp_path}/file/run'
+  told = commands.mistake(main, *tiny.flags(), workdir)
+  assert 'cannot use work directory' in told
 
 
 def test_a_run_that_is_refused_leaves_no_folder(tmp_path):
   there, new = tmp_path / 'there', tmp_path / 'new'
   there.mkdir()
+  flags = tiny.flags(data__split='train[:2000]')
   for path in (there, new):
-    flags = tiny.flags(data__split='train[:2000]')
-    status, _, err = run(*flags, f'--workdir={path}')
-    assert status == 1 and 'error: config.data.split' in err
+    told = commands.mistake(main, *flags, f'--workdir={path}')
+    assert 'config.data.split' in told
   assert there.is_dir() and not new.exists()
 
 

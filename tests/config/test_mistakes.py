@@ -50,12 +50,15 @@ def make_config(base, keys):
   return config
 
 
-def open_data(config):
-  """Does with the data what comes before a model is made."""
+def make_views(config):
   data.check(config)
-  source = data.open_source(config, 'train')
-  objectives.create(config, source.features)
+  source = data.open_source(config, config.data.split)
   views.train_transform(config, source.features)
+  return source
+
+
+def open_data(config):
+  objectives.create(config, make_views(config).features)
 
 
 def build(config):
@@ -67,6 +70,7 @@ STAGES = {
   'check': experiment_lib.check,
   'build': build,
   'data': open_data,
+  'views': make_views,
 }
 
 

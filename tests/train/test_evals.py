@@ -184,7 +184,6 @@ def test_the_command_measures_the_same(finished, capsys):
 @pytest.mark.parametrize(
   'how',
   [
-    {'mesh__data': 8},
     {'mesh__data': 2, 'mesh__fsdp': 2, 'mesh__min_size': 0},
     {'model__scan': True, 'train__accumulation': 2, 'data__cache': 'device'},
   ],

@@ -231,10 +231,9 @@ def test_accumulated_steps_follow_the_mean_of_the_losses():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('sampling', ['epochs', 'accumulated'])
-def test_one_result_on_any_mesh(sampling):
+def test_one_result_on_any_mesh():
   keys = {
-    'train__variant': variant(sampling),
+    'train__variant': variant('accumulated'),
     'optim__sam': 'sam(rho=0.05)',
     'mesh__min_size': 0,
     'optim__name': 'sgd',
