@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import mask_samples
 import numpy as np
 import optax
 
@@ -240,17 +241,16 @@ def ibot_loss(case: Case) -> golden_cases.Answers:
   }
 
 
-def one_mean(sample, expected, count: int, spread=None) -> Judged:
+def one_mean(sample, expected, count: int) -> Judged:
   """Judges the mean of a sample by one of another, of `count` draws.
 
   Args:
     sample: Our sample, [draws, ...].
     expected: The mean of the other sample, [...].
     count: Draws of the other sample.
-    spread: Standard deviations, [...]; None: our sample's.
   """
   sample = np.asarray(sample, np.float64)
-  spread = sample.std(axis=0) if spread is None else spread
+  spread = sample.std(axis=0)
   # A handful of values that one sample lacks is no difference.
   least = 1 / np.sqrt(min(len(sample), count))
   error = np.maximum(spread, least) * np.sqrt(1 / len(sample) + 1 / count)
@@ -258,75 +258,25 @@ def one_mean(sample, expected, count: int, spread=None) -> Judged:
   return Judged(float(np.max(worst)), 5.0)
 
 
-def histogram(values, expected, draws: int, count: int) -> Judged:
-  """Judges how often each whole number occurs, in standard errors.
-
-  Args:
-    values: Whole numbers of our `draws` masks.
-    expected: Number of times that each occurs in the other sample.
-    draws: Our number of masks.
-    count: The other sample's number of masks.
-  """
-  counts = np.bincount(np.asarray(values).ravel(), minlength=len(expected))
-  rates = counts[: len(expected)] / draws, expected / count
-  mean_rates = (counts[: len(expected)] + expected) / (draws + count)
-  error = np.sqrt(np.maximum(mean_rates, 1 / (draws + count)))
-  error *= np.sqrt(1 / draws + 1 / count)
-  return Judged(float(np.max(np.abs(rates[0] - rates[1]) / error)), 5.0)
-
-
-def close_extremes(extreme, expected, share: float = 0.1) -> Judged:
-  """Judges an extreme of a sample by that of another."""
-  return Judged(float(abs(extreme - expected)), max(2.0, share * expected))
-
-
 def masks(case: Case) -> golden_cases.Answers:
-  f, x, count = case.fields, case.expected, case.fields['draws']
-  draws = block_masks.BlockMasks(
+  f = case.fields
+  target = {'target': np.int32(f['target'])}
+  return (
+    mask_batches(case)
+    | target
+    | mask_samples.compare(case, block_shapes(case, f['target']))
+  )
+
+
+def block_shapes(case: Case, target: int) -> block_masks.BlockMasks:
+  f = case.fields
+  return block_masks.BlockMasks(
     tuple(f['grid']),
-    f['target'],
+    target,
     least=f['min_num_patches'],
     most=int(f['max_num_patches']),
     aspect=(f['min_aspect'], 1 / f['min_aspect']),
-  ).draw(jax.random.split(jax.random.key(f['seed']), count))
-  mask, blocks, number = map(np.asarray, draws)
-  masked = mask.sum(axis=(1, 2))
-  _, _, height, width, new = blocks[
-    np.arange(blocks.shape[1]) < number[:, None]
-  ].T
-  area, total = height * width, x['blocks_per_mask_mean'] * count
-  many = len(masked), count
-  likely = np.clip(mask.mean(axis=0), 1 / count, 1 - 1 / count)
-  return mask_batches(case) | {
-    'num_masked_hist': histogram(masked, x['num_masked_hist'], *many),
-    'num_masked_mean': one_mean(masked, x['num_masked_mean'], count),
-    'num_masked_std': deviation(masked, x['num_masked_std'], count),
-    'coverage': one_mean(
-      mask, x['coverage'], count, np.sqrt(likely * (1 - likely))
-    ),
-    'blocks_per_mask_mean': one_mean(number, x['blocks_per_mask_mean'], count),
-    'blocks_per_mask_hist': histogram(number, x['blocks_per_mask_hist'], *many),
-    'block_height_hist': histogram(height, x['block_height_hist'], *many),
-    'block_width_hist': histogram(width, x['block_width_hist'], *many),
-    'block_area_min': close_extremes(area.min(), x['block_area_min']),
-    'block_area_max': close_extremes(area.max(), x['block_area_max']),
-    'block_area_mean': one_mean(area, x['block_area_mean'], total),
-    'block_area_std': deviation(area, x['block_area_std'], total),
-    'block_new_min': close_extremes(new.min(), x['block_new_min']),
-    'block_new_max': close_extremes(new.max(), x['block_new_max']),
-    'block_new_mean': one_mean(new, x['block_new_mean'], total),
-    'target': np.int32(f['target']),
-  }
-
-
-def deviation(sample, expected, count: int) -> Judged:
-  """Judges a standard deviation by that of another sample."""
-  sample = np.asarray(sample, np.float64)
-  centred = sample - sample.mean()
-  spread = max(sample.std(), 1e-6)
-  kurtosis = max((centred**4).mean() / spread**4, 1.5)
-  error = spread * np.sqrt((kurtosis - 1) / 4 * (1 / len(sample) + 1 / count))
-  return Judged(float(abs(sample.std() - expected) / error), 5.0)
+  )
 
 
 def mask_batches(case: Case) -> golden_cases.Answers:
@@ -335,14 +285,8 @@ def mask_batches(case: Case) -> golden_cases.Answers:
   shares = dinov2.MaskShares(
     f['batch'], f['mask_probability'], tuple(f['mask_ratio'])
   )
-  grid, patches = tuple(f['grid']), int(np.prod(f['grid']))
-  blocks = block_masks.BlockMasks(
-    grid,
-    int(patches * shares.ratio[1]),
-    least=f['min_num_patches'],
-    most=int(f['max_num_patches']),
-    aspect=(f['min_aspect'], 1 / f['min_aspect']),
-  )
+  patches = int(np.prod(f['grid']))
+  blocks = block_shapes(case, int(patches * shares.ratio[1]))
 
   def draw_batch(key):
     keys = jax.random.split(key, f['batch'])
