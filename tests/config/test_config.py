@@ -2,7 +2,6 @@
 
 import fractions
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -215,22 +214,6 @@ def test_config_file_with_an_argument(tmp_path):
   missing = pathlib.Path(tmp_path, 'missing.py')
   with pytest.raises(UserError, match='there is no such file'):
     config_lib.load(str(missing))
-
-
-def test_a_config_file_is_read_as_it_is_now(tmp_path, monkeypatch):
-  """Also where it was changed within the second, to the same size."""
-  monkeypatch.setattr(sys, 'dont_write_bytecode', False)
-  path = tmp_path / 'config.py'
-  for seed in (1, 2):
-    path.write_text(
-      'from vit_jax import config as c\n'
-      'def get_config():\n'
-      '  config = c.default()\n'
-      f'  config.seed = {seed}\n'
-      '  return config\n'
-    )
-    os.utime(path, (1e9, 1e9))
-    assert config_lib.load(path).seed == seed
 
 
 def test_an_evaluation_has_all_its_keys():

@@ -266,16 +266,6 @@ def test_a_model_is_trained_and_evaluated(root, tmp_path, capsys):
   assert found['accuracy'] == pytest.approx(results.metrics['val/accuracy'])
 
 
-def test_numbers_are_learned(root, tmp_path):
-  config = settings(
-    root / 'saved',
-    data__columns__numbers=('weight', 'height'),
-    objective__name='regression',
-  )
-  results = loop.run(config, str(tmp_path / 'run'))
-  assert results.status == 0 and 'val/r2' in results.metrics
-
-
 @pytest.fixture
 def damaged(tmp_path):
   """A dataset, of which an image is damaged and another one missing."""

@@ -4,7 +4,6 @@ import io
 import json
 import tarfile
 
-import methods
 import pytest
 import stand_in
 import tiny
@@ -13,7 +12,6 @@ from vit_jax import data
 from vit_jax.config import UserError
 from vit_jax.data import features
 from vit_jax.data import target_kinds
-from vit_jax.train import loop
 
 CLASSES = ('2', '10', '2', '7', '10', '7')
 
@@ -287,23 +285,6 @@ def test_a_shard_is_read_once(shards, monkeypatch):
   write_shard(shards / 'train-000.tar', range(6, 9))
   assert len(open_shards(pattern)) == 9
   write_shard(shards / 'train-000.tar', range(6))
-
-
-def test_a_run_resumes_to_the_bit(shards, tmp_path):
-  config = tiny.config(
-    data__name=f'tar:{shards}',
-    data__split='train',
-    data__image_size=8,
-    data__channels=3,
-    train__batch_size=8,
-    train__duration='4 steps',
-    evals__val__split='val',
-    checkpoint__every='2 steps',
-  )
-  assert loop.run(config, str(tmp_path / 'whole')).status == 0
-  methods.assert_resumes_to_the_bit(
-    config, tmp_path / 'whole', tmp_path / 'copy'
-  )
 
 
 @pytest.mark.parametrize(

@@ -355,16 +355,12 @@ def test_a_full_disk(tmp_path, monkeypatch):
 
 
 @needs_flatbuffers
-def test_a_folder_that_cannot_be_written(monkeypatch):
-  """It is found before anything is converted."""
-  monkeypatch.setitem(export._CONVERT, 'stablehlo', None)
-  path = pathlib.Path('/proc/self/x')
-  with pytest.raises(UserError, match='cannot write /proc/self/x: '):
-    export.write(loaded('token'), path, 'stablehlo')
-
-
-@needs_flatbuffers
-def test_a_model_that_is_too_large(tmp_path, monkeypatch):
+def test_what_is_found_before_anything_is_converted(tmp_path, monkeypatch):
+  with monkeypatch.context() as patch:
+    patch.setitem(export._CONVERT, 'stablehlo', None)
+    path = pathlib.Path('/proc/self/x')
+    with pytest.raises(UserError, match='cannot write /proc/self/x: '):
+      export.write(loaded('token'), path, 'stablehlo')
   monkeypatch.setattr(export, '_MOST_BYTES', 1000)
   with pytest.raises(UserError, match='holds less than 2 GiB'):
     export.write(loaded('token'), tmp_path / 'x', 'stablehlo')

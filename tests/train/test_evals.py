@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 
 import commands
@@ -62,7 +61,7 @@ class Own(base.Evaluator):
     ("{'of/': 'min'}", "{'of/x': 1.0, 'o': 1}", "returns 'o', which"),
   ],
 )
-@pytest.mark.parametrize('command', ['train', 'evaluate'])
+@pytest.mark.parametrize('command', ['evaluate', 'train'])
 def test_metrics_that_are_not_those_declared(
   digits_run,
   tmp_path,
@@ -207,15 +206,6 @@ def test_one_result_however_it_is_computed(how):
   np.testing.assert_array_equal(found.labels, source.arrays['label'])
   np.testing.assert_array_equal(found.index, source.indices)
   np.testing.assert_allclose(found.features, expected.features, atol=1e-4)
-
-
-def test_a_resumed_run_ends_in_the_same_results(finished, tmp_path):
-  workdir = tmp_path / 'run'
-  shutil.copytree(finished, workdir)
-  (workdir / 'DONE').unlink()
-  shutil.rmtree(workdir / 'checkpoints' / '12')
-  assert loop.run(config(train__ema_decay=0.5), str(workdir)).status == 0
-  assert results(workdir) == results(finished)
 
 
 @pytest.mark.slow
@@ -376,22 +366,6 @@ def test_what_is_not_finite_has_no_accuracy():
     assert set(found) == set(probe.metrics)
     assert found.pop('examples') == 40
     assert np.isnan(list(found.values())).all()
-
-
-def test_the_metrics_have_the_names_that_are_told():
-  rng = np.random.default_rng(0)
-  train_part, test_part = (
-    embedded.Embedded(
-      rng.normal(size=(60, 4)).astype(np.float32),
-      np.arange(60) % 3,
-      np.arange(60),
-    )
-    for _ in range(2)
-  )
-  for fields in EVALS.values():
-    probe = evaluation_base.create('', config_lib.evaluation(**SPLITS | fields))
-    found = probe.measure_embedded(train_part, test_part)
-    assert set(found) == set(probe.metrics)
 
 
 def test_a_probe_on_tfds_is_opened_by_its_key(tmp_path):

@@ -245,15 +245,6 @@ def test_evaluation_counts_each_example_once(configs, hosts, split):
   assert not np.concatenate([b['image'] for b in batches])[~mask].any()
 
 
-def test_evaluation_on_three_hosts(configs):
-  parts = [
-    evaluate(configs['digits'], 'train', 129, host_index=i, host_count=3)
-    for i in range(3)
-  ]
-  index = np.concatenate([b['index'] for b in itertools.chain(*parts)])
-  np.testing.assert_array_equal(np.sort(index[index >= 0]), np.arange(1797))
-
-
 def test_source_size_hands_over_whole_images(configs, tmp_path):
   config = configs['folder'].copy_and_resolve_references()
   config.data.source_size = (20, 24)
@@ -482,11 +473,3 @@ def test_labels_of_a_folder_need_no_file(rare):
   for i in range(len(source)):
     pathlib.Path(source.file(i)).unlink()
   assert np.bincount(source.column('label')).tolist() == [40, 8, 2]
-
-
-@pytest.mark.parametrize('value', [-0.1, 1.1, 'class', True])
-def test_balance_is_checked(value):
-  config = config_lib.default()
-  config.data.balance = value
-  with pytest.raises(UserError, match=r"config\.data\.balance.*'classes'"):
-    data.check(config)
