@@ -5,8 +5,10 @@ Their pixels are exact: PNG, and JPEG files of fixed bytes in tests/data.
 
 import io
 import pathlib
+import struct
 import tarfile
 from typing import Any
+import zlib
 
 import cv2
 import jax
@@ -35,6 +37,34 @@ def png(image: np.ndarray) -> bytes:
     order = [2, 1, 0, 3][: image.shape[-1]]
     image = image[..., order]
   return cv2.imencode('.png', image)[1].tobytes()
+
+
+def raw_png(
+  rows: list[bytes],
+  size: tuple[int, int],
+  bits: int,
+  kind: int = 0,
+  transparent: bytes = b'',
+) -> bytes:
+  """Returns a PNG of formats that libraries do not write.
+
+  Args:
+    rows: Bytes of each row, as the format packs them.
+    size: (height, width).
+    bits: Of each channel.
+    kind: The colour type: 0 for grey.
+    transparent: What the part tRNS has, if there shall be one.
+  """
+
+  def chunk(name: bytes, content: bytes) -> bytes:
+    checksum = struct.pack('>I', zlib.crc32(name + content))
+    return struct.pack('>I', len(content)) + name + content + checksum
+
+  header = struct.pack('>IIBBBBB', size[1], size[0], bits, kind, 0, 0, 0)
+  parts = [chunk(b'IHDR', header), transparent and chunk(b'tRNS', transparent)]
+  lines = b''.join(b'\0' + row for row in rows)
+  parts += [chunk(b'IDAT', zlib.compress(lines)), chunk(b'IEND', b'')]
+  return b'\x89PNG\r\n\x1a\n' + b''.join(parts)
 
 
 def write_shard(

@@ -39,11 +39,16 @@ from vit_jax.weights.formats import timm
 CONFIGS = sorted(path.name for path in (tiny.ROOT / 'configs').glob('*.py'))
 # Of several tasks: tests/train/test_tasks.py trains these.
 TASKS = {name for name in CONFIGS if name.startswith('polyvit_')}
-# The recipes on ImageNet differ in what other tests compile, part by part.
+# The recipes on ImageNet differ in what other tests compile, part by part. The
+# methods on CIFAR-10 do what those on the digits do, or tests/objectives.
 TRACED = {
   name
   for name in CONFIGS
-  if re.search(r'_i(1|21)k\.py$|^(clip|siglip|lit|setr|unetr|trans2seg)_', name)
+  if re.search(
+    r'_i(1|21)k\.py$|^(clip|siglip|lit|setr|unetr|trans2seg)_'
+    r'|^cifar10_(?!tutorial)|^(b16|mixer_b16)_cifar10|^fashion_mnist',
+    name,
+  )
 }
 
 
@@ -240,11 +245,16 @@ def test_config_trains_and_evaluates(name, shrunk):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', sorted(TRACED))
 def test_recipe_is_traced(name, shrunk):
-  """All of the step but its compilation, which takes six times as long."""
-  program = shrunk(name).program
+  """All of the steps but their compilation, which takes six times as long."""
+  e = shrunk(name)
+  program = e.program
   state, batch = program.abstract_state(), program.abstract_batch()
   step = program.train_step.lower(state, batch, np.int32(0))
   assert jax.tree.leaves(step.out_info)
+  with e.eval_batches(next(iter(e.eval_sources))) as batches:
+    batch = next(batches)
+  step = program.eval_step(accuracy.measure)
+  assert jax.tree.leaves(step.lower(state.eval_params, batch).out_info)
 
 
 # Arguments that lead to other kinds of models than the default ones.

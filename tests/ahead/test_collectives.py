@@ -1,5 +1,8 @@
 """Collectives, loops and products, read from compiled programs."""
 
+import ast
+
+import case_files
 import jax
 from jax import lax
 from jax.experimental import mesh_utils
@@ -303,36 +306,11 @@ def test_a_loop_that_starts_anywhere_is_unknown():
 
 
 @pytest.mark.parametrize(
-  ('text', 'groups'),
-  [
-    ('replica_groups={{0,2},{1,3}}, x={{9}}', [[0, 2], [1, 3]]),
-    ('replica_groups={}, dimensions={0}', [[0, 1, 2, 3]]),
-    ('replica_groups=[2,2]<=[4], x=1', [[0, 1], [2, 3]]),
-    ('replica_groups=[2,2]<=[2,2]T(1,0)', [[0, 2], [1, 3]]),
-    ('source_target_pairs={{0,1},{1,0}}, x={}', [[0, 1], [1, 0]]),
-    ("replica_groups=mesh['a'=1,'b'=4] {'b'}, x={1}", [[0, 1, 2, 3]]),
-    ("replica_groups=mesh['a'=2,'b'=2] {'a'}", [[0, 2], [1, 3]]),
-    (
-      "replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}",
-      [[0, 1], [2, 3]],
-    ),
-    (
-      "replica_groups=mesh['a'=2,'b'=2], device_ids=(3,1,2,0) {'b'}",
-      [[3, 1], [2, 0]],
-    ),
-    (
-      "replica_groups=mesh['a'=8] {'a':(2)2}",
-      [[0, 2], [1, 3], [4, 6], [5, 7]],
-    ),
-    (
-      "replica_groups=mesh['a'=8] {'a':(1)2,'a':(4)2}",
-      [[0, 1, 4, 5], [2, 3, 6, 7]],
-    ),
-  ],
+  ('_', 'text', 'groups'), case_files.read(tiny.TESTS / 'ahead' / 'groups.txt')
 )
-def test_groups_of_devices(text, groups):
-  found = device_groups.parse(f'channel_id=1, {text}', 4)
-  np.testing.assert_array_equal(found, groups)
+def test_groups_of_devices(_, text, groups):
+  actual = device_groups.parse(f'channel_id=1, {text}', 4)
+  np.testing.assert_array_equal(actual, ast.literal_eval(groups))
 
 
 def test_groups_that_cannot_be_read():

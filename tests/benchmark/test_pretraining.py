@@ -35,7 +35,7 @@ _OPTIONS = {
 _OPTIONS['dinov2'] = _OPTIONS['dino']
 
 
-def config_of(name):
+def method_config(name):
   """Returns the config of a method with a tiny model."""
   size = 8 if name == 'igpt' else 64
   batch_size = 16 if name == 'mocov3' else 4
@@ -63,7 +63,7 @@ def config_of(name):
 def bench():
   """Returns a function: the benchmark of a method, made once."""
   return functools.cache(
-    lambda name: pretraining.Bench(name, config_of(name), blocks=2)
+    lambda name: pretraining.Bench(name, method_config(name), blocks=2)
   )
 
 
@@ -100,19 +100,19 @@ def test_the_settings_of_each_method_fit_its_default_model(name):
 
 @pytest.mark.slow
 def test_a_method_without_a_peer_has_our_figure_alone(monkeypatch):
-  entry = pretraining.Bench('dinov2', config_of('dinov2'), blocks=1).train()
+  entry = pretraining.Bench('dinov2', method_config('dinov2'), blocks=1).train()
   assert entry['images_per_second'] > 0 and 'ratio' not in entry
   assert entry['against'] == 'no package has a training step of dinov2'
   assert 'no package has' in report_lib.table({'train': entry})
   for module in ('torch_library', 'torch_siamese'):
     monkeypatch.setitem(sys.modules, f'benchmarks.peers.{module}', None)
-  entry = pretraining.Bench('mae', config_of('mae'), blocks=1).train()
+  entry = pretraining.Bench('mae', method_config('mae'), blocks=1).train()
   assert entry['against'] == 'nothing: pip install torch transformers'
   assert 'ratio' not in entry
 
 
 def test_what_is_not_the_same_is_not_timed():
-  bench = pretraining.Bench('mocov3', config_of('mocov3'), blocks=1)
+  bench = pretraining.Bench('mocov3', method_config('mocov3'), blocks=1)
 
   class Peer:
     parameters = bench._parameters

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from absl import flags
+import case_files
 import ml_collections
 import pytest
 import tiny
@@ -108,42 +109,12 @@ def test_unknown_keys_name_the_nearest():
     config_lib.check(config)
 
 
-# What people type, and a part of what they are told.
-MEANT = {
-  "optim.name='adamw(b2=0.999)'?": 'b2 optim.b2 beta2',
-  "optim.name='sgd(momentum=0.9)'?": 'momentum optim.momentum',
-  "'optim.learning_rate'?": 'lr optim.lr learning_rate LR base_lr',
-  "train.duration='10 epochs'?": 'epochs num_epochs train.epochs',
-  "train.duration='10_000 steps'?": 'steps max_steps',
-  "'train.batch_size'?": 'batch_size bs batch data.batch_size',
-  "'optim.weight_decay'?": 'wd weight_decay',
-  "'data.image_size'?": 'image_size img_size input_size resolution',
-  "init_from.path='FILE'?": 'pretrained checkpoint init_checkpoint weights',
-  "'model.stochastic_depth'?": 'drop_path model.drop_path',
-  "'model.dropout_rate'?": 'dropout',
-  "'model.num_classes'?": 'num_classes classes data.num_classes',
-  "'train.ema_decay'?": 'ema',
-  "'augment.mixup'?": 'mixup_alpha mixup',
-  "'objective.label_smoothing'?": 'label_smoothing smoothing',
-  "'optim.warmup'": 'warmup warmup_epochs',
-  "'optim.name'?": 'opt optimizer optim',
-  "'optim.schedule'?": 'scheduler lr_scheduler',
-  "'seed'?": 'random_seed train.seed',
-  "'data.num_workers'?": 'workers num_workers',
-  "'train.accumulation'?": 'accum_iter grad_accum gradient_accumulation_steps',
-  "'optim.clip_norm'?": 'grad_clip clip_grad',
-  "train.dtype='bfloat16'?": 'fp16 bf16 amp precision',
-  'it is --workdir=PATH': 'output_dir save_dir',
-  "data.name='folder:PATH'?": 'dataset data_path data_dir data',
-  "'model.name'?": 'arch model',
-  'it is a group of keys': 'train augment evals',
-  'all keys are in vit_jax/config/defaults.py': 'foo cheese xyz.abc 123',
-}
-
-
-@pytest.mark.parametrize('told', MEANT)
-def test_what_was_meant(told):
-  for typed in MEANT[told].split():
+@pytest.mark.parametrize(
+  ('_', 'words', 'told'),
+  case_files.read(pathlib.Path(__file__).with_name('meant.txt')),
+)
+def test_what_was_meant(_, words, told):
+  for typed in words.split():
     error = str(config_lib.unknown_key(config_lib.default(), typed))
     assert error.startswith(f'config has no key {typed!r}: ')
     assert told in error and '\n' not in error

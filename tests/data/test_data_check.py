@@ -251,7 +251,7 @@ def test_nothing_left_is_an_error(folder, tmp_path):
     data.open_source(made, 'val')
 
 
-def test_a_list_of_other_data_is_warned_of(folder, tmp_path, monkeypatch):
+def test_a_list_for_other_data_gets_a_warning(folder, tmp_path, monkeypatch):
   """A check of one split's folder names its files in another way."""
   path, lines = tmp_path / 'list.json', []
   spoil(folder)

@@ -204,8 +204,7 @@ def test_a_run_within_its_data(tmp_path, monkeypatch):
     optim__warmup='0 steps',
     evals__val__split='',
   )
-  for name in 'xy':
-    assert loop.run(config, str(tmp_path / 'runs' / name)).status == 0
+  assert loop.run(config, str(tmp_path / 'runs' / 'x')).status == 0
   assert open_folder(tmp_path).classes == ('a', 'b')
 
 

@@ -30,6 +30,8 @@ from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 from vit_jax.train import model_inputs
 
+pytestmark = pytest.mark.usefixtures('programs_once')
+
 MEANS = {'bright': 2500, 'dim': 800}  # of 12 bits
 
 

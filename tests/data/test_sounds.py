@@ -240,6 +240,7 @@ def test_what_a_feature_stores_comes_back():
   assert features.from_dict(audio.to_dict()) == audio
 
 
+@pytest.mark.slow
 def test_a_run_names_the_classes_of_files(tmp_path, capsys):
   root, run = write_folder(tmp_path / 'data'), tmp_path / 'run'
   config = tiny.config(

@@ -1,6 +1,8 @@
 import json
 import os
+import pathlib
 
+import case_files
 import cloudpickle
 import commands
 import numpy as np
@@ -87,27 +89,10 @@ def test_tensorflow_is_not_imported(data_dir):
 
 
 @pytest.mark.parametrize(
-  'name, message',
-  [
-    (
-      'cifar10',
-      r"cifar10 is not prepared in .*/cifar10/.*: run pip install -e '\.\[pre"
-      r"pare\]' && python scripts/prepare_tfds.py cifar10 --data_dir=/.*$",
-    ),
-    ('cifr10', "no TFDS dataset 'cifr10': did you mean cifar10"),
-    ('cifar-10', "no TFDS dataset 'cifar-10': did you mean cifar10\\?$"),
-    ('imagenet', 'did you mean imagenet2012\\?$'),
-    ('webdataset', 'they are listed at https://www.tensorflow.org'),
-    ('csv:labels.csv', "'folder:PATH', .*'csv:' is not known$"),
-    ('webdataset:x', "Python finds no module 'webdataset'"),
-    ('huggingface:mnist', "Python finds no module 'huggingface'"),
-    ('s3://bucket/images', "'s3:' is not known$"),
-    ('cifar10:0.0.1', "'cifar10:0.0.1': Dataset cifar10 cannot be loaded at"),
-    ('stand_in:2.0.0', "'stand_in:2.0.0'"),
-    ('cifar10/blue', "'cifar10/blue': BuilderConfig blue not found"),
-  ],
+  ('_', 'name', 'message'),
+  case_files.read(pathlib.Path(__file__).with_name('tfds_names.txt')),
 )
-def test_errors_say_what_to_do(data_dir, name, message):
+def test_errors_say_what_to_do(data_dir, _, name, message):
   with pytest.raises(UserError, match=message) as e:
     open_tfds(name, data_dir)
   assert '\n' not in str(e.value)

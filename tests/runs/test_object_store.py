@@ -17,6 +17,8 @@ from vit_jax.runs import restoring
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import loop
 
+pytestmark = pytest.mark.usefixtures('programs_once')
+
 HOOK = """
 import signal
 from vit_jax.train import hooks

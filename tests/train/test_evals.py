@@ -25,6 +25,8 @@ from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 from vit_jax.train import monitor
 
+pytestmark = pytest.mark.usefixtures('programs_once')
+
 UserError = config_lib.UserError
 
 SPLITS = {'split': 'train[80%:]'}

@@ -29,6 +29,8 @@ from vit_jax.train import feed
 from vit_jax.train import loop
 from vit_jax.train import monitor
 
+pytestmark = pytest.mark.usefixtures('programs_once')
+
 UserError = config_lib.UserError
 
 

@@ -272,13 +272,12 @@ def test_workers_make_the_same_batches_and_leave_nothing(configs):
   config = configs['folder'].copy_and_resolve_references()
   config.data.image_size = (200, 200)  # large enough for shared memory
   wanted = train(config, stop=5)
-  for workers in (1, 2, 4):
+  for workers in (1, 3):
     config.data.num_workers = workers
     assert_same(train(config, stop=5), wanted)
   config.data.num_workers = 0
-  for threads in (1, 3):
-    config.data.num_threads = threads
-    assert_same(train(config, stop=5), wanted)
+  config.data.num_threads = 3
+  assert_same(train(config, stop=5), wanted)
 
 
 def test_workers_need_no_shared_memory(configs, monkeypatch):
@@ -390,7 +389,7 @@ def test_workers_end_with_a_parent_that_is_killed(configs, tmp_path):
   assert result.returncode == -9, result.stdout
 
 
-def labels_of(config, **kwargs):
+def train_labels(config, **kwargs):
   """Returns the labels of some batches, [steps * B]."""
   batches = train(config, **kwargs)
   return np.concatenate([batch['label'] for batch in batches])

@@ -20,26 +20,13 @@ COLOUR = Image.fromarray(stand_in.pixels(0, 19, 26))
 ALPHA = Image.fromarray(stand_in.pixels(7, 19, 26)[..., 0] // 3 * 3)
 RGBA = Image.merge('RGBA', [*COLOUR.split(), ALPHA])
 PALETTE = COLOUR.quantize(16)
+GREY_ROWS = [bytes([0x0F, 0x37])] * 2  # of 4 bits
 
 
 def encoded(image: Image.Image, kind: str, **options) -> bytes:
   file = io.BytesIO()
   image.save(file, kind, **options)
   return file.getvalue()
-
-
-def raw_png(bits: int, kind: int, row: bytes, size: tuple[int, int], extra=b''):
-  """A PNG of equal rows, in formats that Pillow does not write."""
-
-  def chunk(name: bytes, data: bytes) -> bytes:
-    checksum = struct.pack('>I', zlib.crc32(name + data))
-    return struct.pack('>I', len(data)) + name + data + checksum
-
-  header = struct.pack('>IIBBBBB', size[1], size[0], bits, kind, 0, 0, 0)
-  rows = zlib.compress((b'\0' + row) * size[0])
-  parts = [chunk(b'IHDR', header), extra and chunk(b'tRNS', extra)]
-  parts += [chunk(b'IDAT', rows), chunk(b'IEND', b'')]
-  return b'\x89PNG\r\n\x1a\n' + b''.join(parts)
 
 
 def seen(data: bytes, channels: int) -> np.ndarray:
@@ -80,15 +67,15 @@ FILES = {
     COLOUR, 'PNG', transparency=COLOUR.getpixel((2, 3))
   ),
   'png 1 bit': encoded(COLOUR.convert('1'), 'PNG'),
-  'png 4 bits': raw_png(4, 0, bytes([0x0F, 0x37]), (2, 4)),
+  'png 4 bits': stand_in.raw_png(GREY_ROWS, (2, 4), 4),
   'png 16 bits': stand_in.png(
     np.arange(0, 65536, 113, np.uint16)[:576].reshape(18, 32)
   ),
   'png 16 bits, colour': stand_in.png(
     stand_in.pixels(1, 9, 8).astype(np.uint16) * 257
   ),
-  'png 16 bits, grey with alpha': raw_png(
-    16, 4, bytes([0x80, 0x80, 0x40, 0x40, 0xFF, 0xFF, 0xFF, 0xFF]), (2, 2)
+  'png 16 bits, grey with alpha': stand_in.raw_png(
+    [bytes([0x80, 0x80, 0x40, 0x40, 0xFF, 0xFF, 0xFF, 0xFF])] * 2, (2, 2), 16, 4
   ),
   'png interlaced': encoded(COLOUR, 'PNG', interlace=1),
   'png animated': encoded(
@@ -212,7 +199,7 @@ def test_shows_what_pillow_shows(name, channels):
 
 
 def test_few_levels_of_grey_may_have_a_transparent_one():
-  data = raw_png(4, 0, bytes([0x0F, 0x37]), (2, 4), extra=b'\0\7')
+  data = stand_in.raw_png(GREY_ROWS, (2, 4), 4, transparent=b'\0\7')
   alpha = decode.decode(data, 4)[0, :, 3]  # Pillow takes it for a level of 256
   np.testing.assert_array_equal(alpha, [255, 255, 255, 0])
 
@@ -383,7 +370,7 @@ def test_alpha_of_a_tiff(bits, alpha):
   assert np.abs(found.astype(int) - wanted).max() <= 2
 
 
-def exif_of(value, kind='H', order='<', count=1, tags=(0x010F, 0x0132)):
+def exif_bytes(value, kind='H', order='<', count=1, tags=(0x010F, 0x0132)):
   """EXIF with an orientation of some type, between other tags."""
   number = {'B': 1, 'H': 3, 'I': 4, 'b': 6, 'h': 8, 'i': 9, 'f': 11, 'd': 12}
   head = (b'II' if order == '<' else b'MM') + struct.pack(f'{order}HI', 42, 8)
@@ -397,7 +384,7 @@ def exif_of(value, kind='H', order='<', count=1, tags=(0x010F, 0x0132)):
   return head + struct.pack(f'{order}H', 3) + entries + bytes(4) + after
 
 
-def xmp_of(value, form='attribute'):
+def xmp_bytes(value, form='attribute'):
   text = f'tiff:Orientation="{value}"'
   if form == 'element':
     text = f'><tiff:Orientation>{value}</tiff:Orientation'
@@ -422,7 +409,7 @@ def with_segments(*parts):
 def test_orientations_of_all_types_are_as_pillow_has_them(kind, order):
   for value in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9):
     for count in (1, 3) if kind in 'HI' else (1,):
-      exif = exif_of(value, kind, order, count)
+      exif = exif_bytes(value, kind, order, count)
       data = with_segments(segment(EXIF + exif))
       with warnings.catch_warnings(action='ignore'):  # of counts of 3
         wanted = seen(data, 3)
@@ -433,30 +420,36 @@ def test_orientations_of_all_types_are_as_pillow_has_them(kind, order):
 
 APP0, COMMENT = UPRIGHT[2:20], segment(b'a comment', 0xFE)
 PARTS = {
-  'filled': [segment(EXIF + exif_of(6), fill=3)],
-  'filled, after the first': [APP0, segment(EXIF + exif_of(6, 'I'), fill=1)],
-  'filled comment first': [segment(b'a', 0xFE, 5), segment(EXIF + exif_of(8))],
-  'big-endian': [APP0, segment(EXIF + exif_of(6, order='>'))],
-  'xmp first': [segment(XMP + xmp_of(3)), segment(EXIF + exif_of(6))],
-  'xmp last': [segment(EXIF + exif_of(6)), segment(XMP + xmp_of(3))],
-  'xmp alone': [segment(XMP + xmp_of(6))],
-  'xmp element': [COMMENT, segment(XMP + xmp_of(5, 'element'), fill=2)],
-  'two of xmp': [segment(XMP + xmp_of(6)), segment(XMP + xmp_of(3))],
+  'filled': [segment(EXIF + exif_bytes(6), fill=3)],
+  'filled, after the first': [APP0, segment(EXIF + exif_bytes(6, 'I'), fill=1)],
+  'filled comment first': [
+    segment(b'a', 0xFE, 5),
+    segment(EXIF + exif_bytes(8)),
+  ],
+  'big-endian': [APP0, segment(EXIF + exif_bytes(6, order='>'))],
+  'xmp first': [segment(XMP + xmp_bytes(3)), segment(EXIF + exif_bytes(6))],
+  'xmp last': [segment(EXIF + exif_bytes(6)), segment(XMP + xmp_bytes(3))],
+  'xmp alone': [segment(XMP + xmp_bytes(6))],
+  'xmp element': [COMMENT, segment(XMP + xmp_bytes(5, 'element'), fill=2)],
+  'two of xmp': [segment(XMP + xmp_bytes(6)), segment(XMP + xmp_bytes(3))],
   'exif without it': [
-    segment(EXIF + exif_of(6)[:8] + bytes(6)),
-    segment(XMP + xmp_of(8)),
+    segment(EXIF + exif_bytes(6)[:8] + bytes(6)),
+    segment(XMP + xmp_bytes(8)),
   ],
   'exif in two': [
-    segment(EXIF + exif_of(6)[:20]),
-    segment(XMP + xmp_of(3)),
-    segment(EXIF + exif_of(6)[20:]),
+    segment(EXIF + exif_bytes(6)[:20]),
+    segment(XMP + xmp_bytes(3)),
+    segment(EXIF + exif_bytes(6)[20:]),
   ],
-  'exif with its name twice': [segment(EXIF + EXIF + exif_of(7))],
-  'other of the kind first': [segment(b'other\0'), segment(EXIF + exif_of(2))],
-  'in a comment': [segment(EXIF + exif_of(6), 0xFE)],
+  'exif with its name twice': [segment(EXIF + EXIF + exif_bytes(7))],
+  'other of the kind first': [
+    segment(b'other\0'),
+    segment(EXIF + exif_bytes(2)),
+  ],
+  'in a comment': [segment(EXIF + exif_bytes(6), 0xFE)],
   'nonsense, with xmp': [
-    segment(EXIF + exif_of(77)),
-    segment(XMP + xmp_of(6)),
+    segment(EXIF + exif_bytes(77)),
+    segment(XMP + xmp_bytes(6)),
   ],
 }
 
@@ -472,11 +465,11 @@ def test_segments_before_the_orientation(name):
 
 @pytest.mark.parametrize('kind', ['PNG', 'WEBP'])
 def test_orientation_in_the_xmp_of_other_formats(kind):
-  options = {'xmp': xmp_of(6), 'lossless': True}
+  options = {'xmp': xmp_bytes(6), 'lossless': True}
   if kind == 'PNG':
     info = PngImagePlugin.PngInfo()
     info.add_itxt('Comment', 'none')
-    info.add_itxt('XML:com.adobe.xmp', xmp_of(6).decode())
+    info.add_itxt('XML:com.adobe.xmp', xmp_bytes(6).decode())
     options = {'pnginfo': info}
   data = encoded(COLOUR, kind, **options)
   np.testing.assert_array_equal(decode.decode(data, 3), seen(data, 3))

@@ -39,7 +39,7 @@ class Counted(base.Source):
 
   def __init__(self, kind):
     self.kind = kind
-    make = {'jpeg': jpeg, 'png': lambda i: stand_in.png(image_of(i))}[kind]
+    make = {'jpeg': jpeg, 'png': lambda i: stand_in.png(make_pixels(i))}[kind]
     self.files = [make(i) for i in range(SIZE)]
     self.reads = collections.Counter()
 
@@ -55,7 +55,7 @@ class Counted(base.Source):
     return ''
 
 
-def image_of(number):
+def make_pixels(number):
   return stand_in.pixels(number, 30 + number, 50)
 
 
