@@ -141,23 +141,11 @@ def test_datasets_of_other_kinds_are_refused(tmp_path):
     return tfds.features.Image(shape=(4, 5, 3))
 
   def write(*keys: str) -> str:
-    class Odd(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-      VERSION = tfds.core.Version('1.0.0')
-      name = f'odd_{"_".join(keys)}'
-
-      def _info(self) -> tfds.core.DatasetInfo:
-        features = tfds.features.FeaturesDict({k: feature(k) for k in keys})
-        return tfds.core.DatasetInfo(builder=self, features=features)
-
-      def _split_generators(self, dl_manager):
-        return {'train': self._generate_examples()}
-
-      def _generate_examples(self):
-        image = stand_in.png(np.zeros((4, 5, 3), np.uint8))
-        yield 0, {k: -1 if 'label' in k else image for k in keys}
-
-    Odd(data_dir=tmp_path, file_format='array_record').download_and_prepare()
-    return Odd.name
+    image = stand_in.png(np.zeros((4, 5, 3), np.uint8))
+    example = {k: -1 if 'label' in k else image for k in keys}
+    features = {k: feature(k) for k in keys}
+    name = f'odd_{"_".join(keys)}'
+    return stand_in.write_dataset(tmp_path, name, features, train=[example])
 
   with pytest.raises(UserError, match='it has no features of type ClassLabel'):
     open_tfds(write('image'), tmp_path)
@@ -176,30 +164,20 @@ def test_captions_of_coco(tmp_path):
 
   texts = [[f'the {i}th of {n}' for i in range(n)] for n in (5, 1, 3, 2)]
 
-  class Pairs(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    VERSION = tfds.core.Version('1.0.0')
-
-    def _info(self) -> tfds.core.DatasetInfo:
-      features = {
-        'image': tfds.features.Image(shape=(None, None, 3)),
-        'captions': tfds.features.Sequence(
-          {'id': np.int64, 'text': tfds.features.Text()}
-        ),
-      }
-      return tfds.core.DatasetInfo(
-        builder=self, features=tfds.features.FeaturesDict(features)
-      )
-
-    def _split_generators(self, dl_manager):
-      return {'train': self._generate_examples()}
-
-    def _generate_examples(self):
-      for i, each in enumerate(texts):
-        captions = [{'id': k, 'text': x} for k, x in enumerate(each)]
-        image = stand_in.png(stand_in.pixels(i, 8, 8))
-        yield i, {'image': image, 'captions': captions}
-
-  Pairs(data_dir=tmp_path, file_format='array_record').download_and_prepare()
+  features = {
+    'image': tfds.features.Image(shape=(None, None, 3)),
+    'captions': tfds.features.Sequence(
+      {'id': np.int64, 'text': tfds.features.Text()}
+    ),
+  }
+  examples = [
+    {
+      'image': stand_in.png(stand_in.pixels(i, 8, 8)),
+      'captions': [{'id': k, 'text': x} for k, x in enumerate(captions)],
+    }
+    for i, captions in enumerate(texts)
+  ]
+  stand_in.write_dataset(tmp_path, 'pairs', features, train=examples)
   settings = {'tokenizer': 'words', 'text_length': 8, 'image_size': 8}
   config = config_lib.default()
   config.data.update(name='pairs', dir=str(tmp_path), **settings)
