@@ -230,8 +230,8 @@ ENTRY %main (a: s8[64]) -> s8[16] {{
   ROOT %d = s8[16]{{0:S(1)}} {start.split('-')[0]}-done(%s)
 }}
 """)
-  (found,) = compiled.operations(module, hardware.named('v6e'))
-  assert (found.name, found.bytes) == ('s', 16)
+  (operation,) = compiled.operations(module, hardware.named('v6e'))
+  assert (operation.name, operation.bytes) == ('s', 16)
 
 
 def test_products():

@@ -22,12 +22,12 @@ def test_holds_all_digits_once():
   assert source.classes == tuple('0123456789')
   examples = [source.read(i) for i in range(len(source))]
   assert [e.index for e in examples] == list(range(1797))
-  wanted = sorted(
+  expected = sorted(
     (int(label), np.round(image / 16 * 255).astype(np.uint8).tobytes())
     for label, image in zip(stored.target, stored.images, strict=True)
   )
   assert (
-    sorted((e.values['label'], e.image.tobytes()) for e in examples) == wanted
+    sorted((e.values['label'], e.image.tobytes()) for e in examples) == expected
   )
 
 

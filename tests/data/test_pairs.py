@@ -197,12 +197,12 @@ def test_check_finds_what_is_wrong_with_maps(tmp_path):
   root = write(tmp_path, 'images/train', 'masks/train')
   write(root, 'images/val', 'masks/val')
   (root / 'masks/val/b.png').write_bytes(encoded(make_labels(1, (20, 23))))
-  found = survey.report(survey.list_folder(str(root)))
-  assert {x: y['examples'] for x, y in found['splits'].items()} == {
+  report = survey.report(survey.list_folder(str(root)))
+  assert {x: y['examples'] for x, y in report['splits'].items()} == {
     'train': 3,
     'val': 3,
   }
-  (damaged,) = found['damaged']
+  (damaged,) = report['damaged']
   assert damaged['id'] == 'images/val/b.png' and damaged['split'] == 'val'
   assert 'masks/val/b.png has (height, width) (20, 23)' in damaged['problem']
 
@@ -312,9 +312,9 @@ def test_maps_of_codes(tmp_path, kind):
   source = data.open_source(config, 'train')
   assert len(source) == 2
   found = source.read(0).values['map']
-  wanted = np.full(stored.shape, 255)
-  wanted[stored == 7], wanted[stored == 11] = 0, 1
-  np.testing.assert_array_equal(found, wanted)
+  expected = np.full(stored.shape, 255)
+  expected[stored == 7], expected[stored == 11] = 0, 1
+  np.testing.assert_array_equal(found, expected)
   batch = next(iter(data.eval_batches(source, config, batch_size=2)))
   assert set(np.unique(batch['map'])) == {0, 1, 255}
   config.data.map.suffix = '_gtFine_labelIds'
@@ -453,14 +453,14 @@ def test_columns_of_images_and_maps(tmp_path, kind):
   data.check(config)
   source = data.open_source(config, 'train')
   assert source.features == open_pairs(tmp_path).features
-  batch, wanted = (
+  batch, expected = (
     next(iter(data.eval_batches(x, config, batch_size=3)))
     for x in (source, open_pairs(tmp_path))
   )
-  keys = [[m.tobytes() for m in x['map']] for x in (batch, wanted)]
+  keys = [[m.tobytes() for m in x['map']] for x in (batch, expected)]
   assert sorted(keys[0]) == sorted(keys[1])
   for i, key in enumerate(keys[0]):
-    other = wanted['image'][keys[1].index(key)]
+    other = expected['image'][keys[1].index(key)]
     np.testing.assert_array_equal(batch['image'][i], other)
   assert source.fingerprint() == data.open_source(config, 'train').fingerprint()
 
@@ -524,16 +524,16 @@ def test_classes_that_no_training_map_has(
     experiment_lib.build(config)
     said = [x for x in lines if re.search(f'train: {message}', x)]
     assert len(said) == bool(message) == any('none of the' in x for x in lines)
-  found = survey.report(survey.list_config(config))
-  assert survey.is_bad(found) == stops
-  lines = [*found['problems'], *found['warnings']]
-  lines += [x['problem'] for x in found['damaged']]
+  report = survey.report(survey.list_config(config))
+  assert survey.is_bad(report) == stops
+  lines = [*report['problems'], *report['warnings']]
+  lines += [x['problem'] for x in report['damaged']]
   assert bool(lines) == bool(message)
   assert all(re.search(message, x) for x in lines)
-  if not found['damaged']:
-    areas = found['maps']['map']['train']
+  if not report['damaged']:
+    areas = report['maps']['map']['train']
     assert sum(areas['classes'].values()) + areas['ignored'] == 5 * 20 * 24
-    text = survey.as_text(found)
+    text = survey.as_text(report)
     assert ('nothing is wrong' in text) != bool(message)
 
 
@@ -578,8 +578,8 @@ def test_a_map_of_a_turned_photo(how, size, orientation, tmp_path):
     message = f'a.png is turned by its EXIF orientation {orientation}, and'
     with pytest.raises(UserError, match=message):
       next(iter(batches))
-    (found,) = survey.report(survey.list_config(config))['damaged']
-    assert message in found['problem'] and '\n' not in found['problem']
+    (damaged,) = survey.report(survey.list_config(config))['damaged']
+    assert message in damaged['problem'] and '\n' not in damaged['problem']
     return
   (batch,) = batches
   shown = ImageOps.exif_transpose(Image.open(tmp_path / 'images' / 'a.png'))

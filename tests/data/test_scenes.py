@@ -71,7 +71,7 @@ def test_batches(cache, channels):
   batch = next(iter(data.eval_batches(source, config, batch_size=4)))
   assert batch['image'].shape == (4, 40, 52, channels)
   for i in range(4):
-    wanted = whole.read(i)
-    np.testing.assert_array_equal(batch['map'][i], wanted.values['map'])
+    expected = whole.read(i)
+    np.testing.assert_array_equal(batch['map'][i], expected.values['map'])
     if channels == 3:
-      np.testing.assert_array_equal(batch['image'][i], wanted.image)
+      np.testing.assert_array_equal(batch['image'][i], expected.image)

@@ -257,8 +257,8 @@ def test_a_run_names_the_classes_of_files(tmp_path, capsys):
     evals__val__split='val',
     evals__val__every='',
   )
-  found = vit_jax.train(config, run)
-  assert found.metrics['val/accuracy'] == 1.0
+  results = vit_jax.train(config, run)
+  assert results.metrics['val/accuracy'] == 1.0
   paths = [root / 'val' / 'high', root / 'val' / 'low' / 'b.flac']
   assert commands.run(predict, f'--from={run}', '--top=1', *paths) == 0
   _, *lines = capsys.readouterr().out.splitlines()

@@ -153,8 +153,8 @@ def test_classes_have_one_order(tmp_path):
   names = [f'{i:0{width}}' for i in range(1, 9) for width in (1, 2, 3)]
   lines = ''.join(f'{name}.png,{name}\n' for name in names)
   (tmp_path / 'a.csv').write_text('file,class\n' + lines)
-  wanted = [f'{i:0{width}}' for i in range(1, 9) for width in (3, 2, 1)]
-  assert open_table(tmp_path / 'a.csv').classes == (*wanted,)
+  expected = [f'{i:0{width}}' for i in range(1, 9) for width in (3, 2, 1)]
+  assert open_table(tmp_path / 'a.csv').classes == (*expected,)
 
 
 def write_parquet(path, **columns):

@@ -241,8 +241,8 @@ def test_a_run_names_the_classes_of_files(tmp_path, capsys):
     evals__val__split='val',
     evals__val__every='',
   )
-  found = vit_jax.train(config, run)
-  assert found.metrics['val/accuracy'] == 1.0
+  results = vit_jax.train(config, run)
+  assert results.metrics['val/accuracy'] == 1.0
   val = root / 'val' / 'brighter'
   paths = [val / 'a.mp4', val / 'c', root / 'val' / 'darker' / 'deep']
   assert commands.run(predict, f'--from={run}', '--top=1', *paths) == 0

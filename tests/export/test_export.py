@@ -206,10 +206,10 @@ def test_the_command(form, digits_run, tmp_path, caplog, monkeypatch):
   ]
   assert sorted(x.name for x in tmp_path.iterdir()) == [path.name, *beside]
   run = vit_jax.load(digits_run)
-  found = facts(path, form)
-  assert data.Preprocess.from_dict(found) == run.preprocess
+  process = facts(path, form)
+  assert data.Preprocess.from_dict(process) == run.preprocess
   pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 1), np.uint8)
-  images = (pixels / 255 - found['mean']) / found['std']  # as documented
+  images = (pixels / 255 - process['mean']) / process['std']  # as documented
   images = images.astype(np.float32)
   if form == 'onnx':
     (answers,) = session(path.read_bytes()).run(None, {'images': images})

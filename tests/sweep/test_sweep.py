@@ -142,8 +142,8 @@ def test_two_processes_share_a_grid(files):
   began = [set(re.findall(r'^trial (\d+):', err, re.M)) for err in told]
   assert sorted(map(int, [*began[0], *began[1]])) == list(range(6))
   rows = leaderboard(flags)
-  wanted = {(str(x), str(y)) for x in (0.01, 0.03) for y in (0.0, 0.1, 0.2)}
-  assert len(rows) == 6 and set(points(rows)) == wanted
+  expected = {(str(x), str(y)) for x in (0.01, 0.03) for y in (0.0, 0.1, 0.2)}
+  assert len(rows) == 6 and set(points(rows)) == expected
   for row in rows:
     trial = int(row['trial'])
     assert row['state'] == 'complete'
@@ -269,11 +269,11 @@ def test_runs_get_the_argument_of_the_config(files, run, tmp_path):
     "def get_config(arg=''):\n"
     f"  return config.load('{tiny.ROOT}/configs/digits.py')\n"
   )
-  wanted = f'{tmp_path}/config.py:gs://bucket/a/../b,digits'
+  expected = f'{tmp_path}/config.py:gs://bucket/a/../b,digits'
   _, *flags = files("space={}, sampler='grid'")
-  assert len(run(f'--config={wanted}', *flags)) == 1
+  assert len(run(f'--config={expected}', *flags)) == 1
   there = tmp_path / 'sweep' / 'trials' / '0000' / 'seed0' / 'config'
-  assert there.read_text() == wanted
+  assert there.read_text() == expected
 
 
 def test_a_sweep_without_a_result_says_why(files, run):

@@ -148,16 +148,16 @@ def finished(tmp_path_factory):
 
 
 def test_a_run_reports_each_at_its_cadence(finished):
-  found = results(finished)
-  assert list(found) == [5, 10, 12]
+  rows = results(finished)
+  assert list(rows) == [5, 10, 12]
   near = {'near/accuracy', 'near/examples'}
   val = {'val/accuracy', 'val/loss', 'val/examples'}
-  assert set(found[5]) == set(found[10]) == near | val
+  assert set(rows[5]) == set(rows[10]) == near | val
   few = {f'few/few_shot_{n}_accuracy' for n in (1, 20)}
   few |= {f'{name}_margin' for name in few} | {'few/examples'}
   linear = {f'probe/{x}' for x in ('accuracy', 'penalty', 'examples')}
-  assert set(found[12]) == near | val | few | linear
-  last = found[12]
+  assert set(rows[12]) == near | val | few | linear
+  last = rows[12]
   assert last['probe/examples'] == last['near/examples'] == 359
   assert 0.2 < last['few/few_shot_1_accuracy'] < last['probe/accuracy']
   assert last['few/few_shot_20_accuracy_margin'] > 0
@@ -175,8 +175,8 @@ def test_the_command_measures_the_same(finished, capsys):
     splits = [f'--{key}={value}' for key, value in SPLITS.items()]
     args = f'--from={finished}', '--data=digits', *splits, *flags
     assert commands.run(evaluate, '--format=json', *args) == 0
-    found = json.loads(capsys.readouterr().out)
-    for metric, value in found.items():
+    report = json.loads(capsys.readouterr().out)
+    for metric, value in report.items():
       if metric.endswith('accuracy'):  # a tie may fall to the other side
         assert value == pytest.approx(last[f'{name}/{metric}'], abs=3 / 359)
 
@@ -364,10 +364,10 @@ def test_what_is_not_finite_has_no_accuracy():
   broken = embedded.Embedded(features, labels, index)
   for fields in EVALS.values():
     probe = evaluation_base.create('', config_lib.evaluation(**SPLITS | fields))
-    found = probe.measure_embedded(broken, broken)
-    assert set(found) == set(probe.metrics)
-    assert found.pop('examples') == 40
-    assert np.isnan(list(found.values())).all()
+    metrics = probe.measure_embedded(broken, broken)
+    assert set(metrics) == set(probe.metrics)
+    assert metrics.pop('examples') == 40
+    assert np.isnan(list(metrics.values())).all()
 
 
 def test_a_probe_on_tfds_is_opened_by_its_key(tmp_path):
@@ -421,9 +421,9 @@ def test_an_evaluator_of_ones_own(tmp_path, capsys):
   args = f'--from={tmp_path}', '--step=newest', '--data=digits'
   args += '--split=train[80%:]', f'--probe={OWN}', '--k=8', '--batch_size=50'
   assert commands.run(evaluate, *args, '--format=json') == 0
-  found = json.loads(capsys.readouterr().out)
-  assert found['probe'] == OWN and found['examples'] == 359
-  assert found['mean_rank'] == pytest.approx(ranks[12], abs=1e-3)
+  report = json.loads(capsys.readouterr().out)
+  assert report['probe'] == OWN and report['examples'] == 359
+  assert report['mean_rank'] == pytest.approx(ranks[12], abs=1e-3)
   assert commands.run(evaluate, *args) == 0
   assert 'mean rank' in capsys.readouterr().out
 

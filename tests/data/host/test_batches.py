@@ -271,20 +271,20 @@ def test_source_size_hands_over_whole_images(configs, tmp_path):
 def test_workers_make_the_same_batches_and_leave_nothing(configs):
   config = configs['folder'].copy_and_resolve_references()
   config.data.image_size = (200, 200)  # large enough for shared memory
-  wanted = train(config, stop=5)
+  expected = train(config, stop=5)
   for workers in (1, 3):
     config.data.num_workers = workers
-    assert_same(train(config, stop=5), wanted)
+    assert_same(train(config, stop=5), expected)
   config.data.num_workers = 0
   config.data.num_threads = 3
-  assert_same(train(config, stop=5), wanted)
+  assert_same(train(config, stop=5), expected)
 
 
 def test_workers_need_no_shared_memory(configs, monkeypatch):
   """As in a container, whose /dev/shm has 64 MB."""
   config = configs['folder'].copy_and_resolve_references()
   config.data.image_size = (400, 400)  # large enough for shared memory
-  wanted = train(config, stop=2)
+  expected = train(config, stop=2)
   lines = []
   monkeypatch.setattr(logging, 'warning', lambda x, *y: lines.append(x % y))
   status = os.statvfs('/dev/shm')
@@ -305,7 +305,7 @@ def test_workers_need_no_shared_memory(configs, monkeypatch):
       x for x in set(os.listdir('/dev/shm')) - names if x.startswith('psm_')
     }
     found += batches
-  assert_same(found, wanted)
+  assert_same(found, expected)
   (line,) = lines
   assert '/dev/shm has 0 MB free' in line and '--shm-size' in line
 

@@ -185,13 +185,13 @@ FILES['jpeg turned by nonsense'] = turned('JPEG', 77, subsampling=0)
 @pytest.mark.parametrize('channels', [1, 3, 4])
 @pytest.mark.parametrize('name', FILES)
 def test_shows_what_pillow_shows(name, channels):
-  found = decode.decode(FILES[name], channels)
-  wanted = seen(FILES[name], channels)
-  assert found.dtype == np.uint8 and found.flags.c_contiguous
-  assert found.shape == wanted.shape
-  difference = np.abs(found - wanted)
+  pixels = decode.decode(FILES[name], channels)
+  expected = seen(FILES[name], channels)
+  assert pixels.dtype == np.uint8 and pixels.flags.c_contiguous
+  assert pixels.shape == expected.shape
+  difference = np.abs(pixels - expected)
   if channels == 4:  # the colour of what is transparent does not matter
-    alpha = wanted[..., 3:]
+    alpha = expected[..., 3:]
     # OpenCV multiplies those of a TIFF by it, and rounds them.
     difference[..., :3] *= alpha / 255 if 'tiff' in name else alpha > 0
   # Decoders round colours differently, and upsample them.
@@ -262,8 +262,8 @@ def test_the_first_of_several_images_is_read_which_is_said_once(kind, lines):
   image = PALETTE if kind == 'GIF' else COLOUR
   several = {'save_all': True, 'append_images': [image.rotate(180)]}
   for _ in range(2):
-    found = decode.decode(encoded(image, kind, **several), 3)
-    np.testing.assert_array_equal(found, image.convert('RGB'))
+    pixels = decode.decode(encoded(image, kind, **several), 3)
+    np.testing.assert_array_equal(pixels, image.convert('RGB'))
     decode.decode(encoded(image, kind), 3)
   assert lines == [f'of {kind} files with several images the first is read']
 
@@ -274,14 +274,14 @@ def test_that_16_bits_become_8_is_said_once(lines):
   (line,) = lines
   assert 'only the upper 8 are kept' in line
   kept = levels.Levels(bits=16)
-  found = decode.decode(FILES['tiff 16 bits'], 1, levels=kept)
-  np.testing.assert_array_equal(found[..., 0], DEEP[..., 0])
+  pixels = decode.decode(FILES['tiff 16 bits'], 1, levels=kept)
+  np.testing.assert_array_equal(pixels[..., 0], DEEP[..., 0])
 
 
 def test_opencv_shows_the_same_of_a_gif():
   buffer = np.frombuffer(FILES['gif'], np.uint8)
-  wanted = cv2.cvtColor(cv2.imdecode(buffer, 1), cv2.COLOR_BGR2RGB)
-  np.testing.assert_array_equal(decode.decode(FILES['gif'], 3), wanted)
+  expected = cv2.cvtColor(cv2.imdecode(buffer, 1), cv2.COLOR_BGR2RGB)
+  np.testing.assert_array_equal(decode.decode(FILES['gif'], 3), expected)
 
 
 def test_a_gif_cut_off_after_its_first_frame_is_read():
@@ -347,12 +347,12 @@ def test_damaged_part_of_a_tiff_is_refused():
 def test_tiff_keeps_its_values(dtype, colors, order):
   image = (DEEP if colors == 2 else DEEP[..., :1]).astype(dtype)
   kept = levels.Levels(bits=8 * image.itemsize)
-  found = decode.decode(
+  pixels = decode.decode(
     tiff(image, colors, order), image.shape[-1], levels=kept
   )
   white_is_zero = np.iinfo(dtype).max - image
-  wanted = white_is_zero if colors == 0 else image
-  np.testing.assert_array_equal(found, wanted, strict=True)
+  expected = white_is_zero if colors == 0 else image
+  np.testing.assert_array_equal(pixels, expected, strict=True)
 
 
 @pytest.mark.parametrize('alpha', [0, 1, 2])
@@ -365,9 +365,9 @@ def test_alpha_of_a_tiff(bits, alpha):
     image = image.copy()
     share = image[..., 3:] / np.iinfo(image.dtype).max
     image[..., :3] = np.round(image[..., :3] * share)
-  found = decode.decode(tiff(image.astype(image.dtype), 2, alpha=alpha), 3)
-  wanted = decode.decode(FILES['png with alpha'], 3)
-  assert np.abs(found.astype(int) - wanted).max() <= 2
+  pixels = decode.decode(tiff(image.astype(image.dtype), 2, alpha=alpha), 3)
+  expected = decode.decode(FILES['png with alpha'], 3)
+  assert np.abs(pixels.astype(int) - expected).max() <= 2
 
 
 def exif_bytes(value, kind='H', order='<', count=1, tags=(0x010F, 0x0132)):
@@ -412,10 +412,10 @@ def test_orientations_of_all_types_are_as_pillow_has_them(kind, order):
       exif = exif_bytes(value, kind, order, count)
       data = with_segments(segment(EXIF + exif))
       with warnings.catch_warnings(action='ignore'):  # of counts of 3
-        wanted = seen(data, 3)
-      found = decode.decode(data, 3)
-      assert found.shape == wanted.shape, (value, count)
-      assert np.abs(found - wanted).max() <= 2, (value, count)
+        expected = seen(data, 3)
+      pixels = decode.decode(data, 3)
+      assert pixels.shape == expected.shape, (value, count)
+      assert np.abs(pixels - expected).max() <= 2, (value, count)
 
 
 APP0, COMMENT = UPRIGHT[2:20], segment(b'a comment', 0xFE)
@@ -457,10 +457,10 @@ PARTS = {
 @pytest.mark.parametrize('name', PARTS)
 def test_segments_before_the_orientation(name):
   data = with_segments(*PARTS[name])
-  found, wanted = decode.decode(data, 3), seen(data, 3)
-  assert found.shape == wanted.shape
-  assert np.abs(found - wanted).max() <= 2
-  assert decode.jpeg_size(data) == wanted.shape[:2]
+  found, expected = decode.decode(data, 3), seen(data, 3)
+  assert found.shape == expected.shape
+  assert np.abs(found - expected).max() <= 2
+  assert decode.jpeg_size(data) == expected.shape[:2]
 
 
 @pytest.mark.parametrize('kind', ['PNG', 'WEBP'])
@@ -486,10 +486,10 @@ def test_the_first_exif_of_a_png_counts():
 
 @pytest.mark.parametrize('orientation', [1, 3, 6, 8])
 def test_turned_tiff(orientation):
-  found = decode.decode(tiff(DEEP, 2, orientation=orientation), 3)
+  pixels = decode.decode(tiff(DEEP, 2, orientation=orientation), 3)
   turns = {1: 0, 3: 2, 6: 3, 8: 1}[orientation]
   np.testing.assert_array_equal(
-    found, np.rot90(levels.EIGHT_BITS.keep(DEEP, ''), turns)
+    pixels, np.rot90(levels.EIGHT_BITS.keep(DEEP, ''), turns)
   )
 
 
@@ -515,17 +515,17 @@ def test_sixteen_bits_are_kept(channels):
   """As 8 bits would be seen, but finer: also grey, alpha and smaller types."""
   kept = levels.Levels(16)
   for name in ('png 16 bits', 'png 16 bits, grey with alpha', 'png', 'jpeg'):
-    found = decode.decode(FILES[name], channels, levels=kept)
-    assert found.dtype == np.uint16
+    pixels = decode.decode(FILES[name], channels, levels=kept)
+    assert pixels.dtype == np.uint16
     coarse = decode.decode(FILES[name], channels)
-    assert np.abs(found / 257 - coarse).max() <= 1.01
+    assert np.abs(pixels / 257 - coarse).max() <= 1.01
   grey = np.arange(1000, 1576, dtype=np.uint16).reshape(18, 32)
-  found = decode.decode(stand_in.png(grey), channels, levels=kept)
-  np.testing.assert_array_equal(found[..., 0], grey)
+  pixels = decode.decode(stand_in.png(grey), channels, levels=kept)
+  np.testing.assert_array_equal(pixels[..., 0], grey)
 
 
 def test_bits_are_told_by_the_header():
   for name, data in FILES.items():
-    wanted = 16 if '16 bits' in name else 8
-    assert decode.stored_bits(data) == wanted, name
+    expected = 16 if '16 bits' in name else 8
+    assert decode.stored_bits(data) == expected, name
     assert decode.stored_bits(data[:20]) == 8

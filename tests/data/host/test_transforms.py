@@ -129,9 +129,9 @@ def test_means_of_areas_are_those_of_opencv(channels):
         int(draw.integers(1, height + 1)),
         int(draw.integers(1, width + 1)),
       )
-      wanted = cv2.resize(image, size[::-1], interpolation=cv2.INTER_AREA)
-      found = cropped(image, Crop('center', size, size))
-      np.testing.assert_array_equal(found, wanted.reshape(*size, channels))
+      expected = cv2.resize(image, size[::-1], interpolation=cv2.INTER_AREA)
+      crop = cropped(image, Crop('center', size, size))
+      np.testing.assert_array_equal(crop, expected.reshape(*size, channels))
 
 
 def test_large_jpeg_is_as_sharp_as_if_decoded_whole():
