@@ -11,7 +11,6 @@ import numpy as np
 import optax
 from safetensors import numpy as safetensors
 
-import golden_cases
 from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax import weights
@@ -24,7 +23,7 @@ from vit_jax.weights import initial
 from vit_jax.weights.formats import export
 
 
-def _load(case: golden_cases.Case) -> weights.Loaded:
+def _load(case):
   """Loads the case's weights; the case says what the arrays do not."""
   h, w = case.fields['grid']
   patch = case.fields['patch_size']
@@ -36,9 +35,7 @@ def _load(case: golden_cases.Case) -> weights.Loaded:
   )
 
 
-def _objective(
-  case: golden_cases.Case, loaded: weights.Loaded
-) -> tuple[beit.BEiT, objectives.Params]:
+def _objective(case, loaded):
   """Returns the objective that starts from the case's weights, and these."""
   config = config_lib.default()
   config.objective.name = 'beit'
@@ -60,12 +57,7 @@ def _objective(
   return objective, start.take()
 
 
-def _check_export(
-  case: golden_cases.Case,
-  loaded: weights.Loaded,
-  objective: objectives.Objective | None = None,
-  params: objectives.Params | None = None,
-) -> None:
+def _check_export(case, loaded, objective=None, params=None):
   """Checks that what is written back has the file's bits.
 
   Raises:
@@ -95,13 +87,13 @@ def _check_export(
     raise ValueError(f'written back, these differ: {sorted(wrong)}')
 
 
-def _arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
+def _arrays(path):
   """Returns a file's parameters; a table of indices is none."""
   arrays = safetensors.load_file(path)
   return {k: x for k, x in arrays.items() if not k.endswith('position_index')}
 
 
-def masked_images(case: golden_cases.Case) -> golden_cases.Answers:
+def masked_images(case):
   """Answers logits, loss, its gradient's norm, and the last hidden state."""
   loaded = _load(case)
   objective, params = _objective(case, loaded)
@@ -111,7 +103,7 @@ def masked_images(case: golden_cases.Case) -> golden_cases.Answers:
   tokens[masked] = case.inputs['labels']
   picked = beit.pick(jnp.asarray(masked), int(masked.sum(axis=1).max()))
 
-  def loss_fn(params: objectives.Params) -> jax.Array:
+  def loss_fn(params):
     patches = objective.encode(params, images, masked)
     loss, _ = objective.scores(params, patches, tokens, picked)
     return loss / masked.sum()
@@ -134,7 +126,7 @@ def masked_images(case: golden_cases.Case) -> golden_cases.Answers:
   }
 
 
-def classifier(case: golden_cases.Case) -> golden_cases.Answers:
+def classifier(case):
   """Answers the input of the head, and the logits."""
   loaded = _load(case)
   _check_export(case, loaded)
@@ -146,7 +138,7 @@ def classifier(case: golden_cases.Case) -> golden_cases.Answers:
   }
 
 
-def masks(case: golden_cases.Case) -> golden_cases.Answers:
+def masks(case):
   """Compares statistics of masks with another sample's."""
   masks = block_masks.BlockMasks(
     tuple(case.fields['grid']),

@@ -6,8 +6,6 @@ import mask_samples
 import numpy as np
 import optax
 
-import golden_cases
-from golden_cases import Case
 from golden_cases import Judged
 from vit_jax import config as config_lib
 from vit_jax import optim
@@ -20,7 +18,7 @@ from vit_jax.weights.formats import dino_head
 from vit_jax.weights.formats import tables
 
 
-def head(case: Case) -> golden_cases.Answers:
+def head(case):
   f, x = case.fields, jnp.asarray(case.inputs['x'])
   module = heads.PrototypeHead(
     f['out'], f['hidden'], f['bottleneck'], f['layers'], f['batch_norm']
@@ -56,13 +54,13 @@ def head(case: Case) -> golden_cases.Answers:
 IBOT_DEFAULTS = {'student_temp': 0.1, 'center_momentum': 0.9}
 
 
-def by_image(x, batch: int):
+def by_image(x, batch):
   """[crops * B, ...], crop after crop -> [B, crops, ...]."""
   x = jnp.asarray(x)
   return x.reshape(-1, batch, *x.shape[1:]).swapaxes(0, 1)
 
 
-def temperatures(case: Case, kind: str = 'temp', first: int = 0):
+def temperatures(case, kind='temp', first=0):
   """Returns a teacher's temperature in each epoch."""
   f = case.fields
   return prototypes.warmed_up(
@@ -73,7 +71,7 @@ def temperatures(case: Case, kind: str = 'temp', first: int = 0):
   )
 
 
-def dino_loss(case: Case) -> golden_cases.Answers:
+def dino_loss(case):
   f, x = case.fields, case.inputs
   centre = jnp.zeros(f['out'])
   answers = {'teacher_temp': temperatures(case)}
@@ -96,7 +94,7 @@ def dino_loss(case: Case) -> golden_cases.Answers:
   return answers
 
 
-def schedules(case: Case) -> golden_cases.Answers:
+def schedules(case):
   f = case.fields
   config = config_lib.default().optim
   config.learning_rate = f['lr'] * f['batch_size'] / 256
@@ -119,7 +117,7 @@ def schedules(case: Case) -> golden_cases.Answers:
     }
 
 
-def clip(case: Case) -> golden_cases.Answers:
+def clip(case):
   grads = {k: jnp.asarray(x) for k, x in case.inputs.items()}
   config = config_lib.default().optim
   config.name = 'sgd(momentum=0.0)'
@@ -132,7 +130,7 @@ def clip(case: Case) -> golden_cases.Answers:
   }
 
 
-def sinkhorn(case: Case) -> golden_cases.Answers:
+def sinkhorn(case):
   f, logits = case.fields, jnp.asarray(case.inputs['logits'])
   options = f['temperature'], f['iterations']
   # The patch version leaves out what is not masked.
@@ -145,7 +143,7 @@ def sinkhorn(case: Case) -> golden_cases.Answers:
   }
 
 
-def centering(case: Case) -> golden_cases.Answers:
+def centering(case):
   f, answers = case.fields, {}
   for kind in ('cls', 'patch'):
     centre = jnp.zeros(f['prototypes'])
@@ -159,7 +157,7 @@ def centering(case: Case) -> golden_cases.Answers:
   return answers
 
 
-def dinov2_losses(case: Case) -> golden_cases.Answers:
+def dinov2_losses(case):
   f = case.fields
   x = {k: jnp.asarray(v) for k, v in case.inputs.items()}
   batch, temperature = f['batch'], f['student_temp']
@@ -206,7 +204,7 @@ def dinov2_losses(case: Case) -> golden_cases.Answers:
   }
 
 
-def ibot_loss(case: Case) -> golden_cases.Answers:
+def ibot_loss(case):
   f = case.fields
   x = {k: jnp.asarray(v) for k, v in case.inputs.items()}
   batch, epoch = f['batch'], f['epoch']
@@ -241,7 +239,7 @@ def ibot_loss(case: Case) -> golden_cases.Answers:
   }
 
 
-def one_mean(sample, expected, count: int) -> Judged:
+def one_mean(sample, expected, count):
   """Judges the mean of a sample by one of another, of `count` draws.
 
   Args:
@@ -258,7 +256,7 @@ def one_mean(sample, expected, count: int) -> Judged:
   return Judged(float(np.max(worst)), 5.0)
 
 
-def masks(case: Case) -> golden_cases.Answers:
+def masks(case):
   f = case.fields
   target = {'target': np.int32(f['target'])}
   return (
@@ -268,7 +266,7 @@ def masks(case: Case) -> golden_cases.Answers:
   )
 
 
-def block_shapes(case: Case, target: int) -> block_masks.BlockMasks:
+def block_shapes(case, target):
   f = case.fields
   return block_masks.BlockMasks(
     tuple(f['grid']),
@@ -279,7 +277,7 @@ def block_shapes(case: Case, target: int) -> block_masks.BlockMasks:
   )
 
 
-def mask_batches(case: Case) -> golden_cases.Answers:
+def mask_batches(case):
   """Answers about the masks of a batch."""
   f, x, count = case.fields, case.expected, 100
   shares = dinov2.MaskShares(
