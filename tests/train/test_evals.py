@@ -49,58 +49,59 @@ class Own(base.Evaluator):
 """
 
 
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+  """Returns a function that writes an evaluator, and returns its kind."""
+
+  def write(declared, returned='{}'):
+    name = f'own_{abs(hash((declared, returned)))}'
+    text = EVALUATOR.replace('metrics = {}', f'metrics = {declared}')
+    text = text.replace('return {}', f'return {returned}')
+    (tmp_path / f'{name}.py').write_text(text)
+    return f'{name}:Own'
+
+  monkeypatch.syspath_prepend(tmp_path)
+  return write
+
+
+RANKS = "{'rank': 'min'}", "{'ranks': 1.0}"
+
+
 @pytest.mark.parametrize(
   'declared, returned, message',
   [
     (
-      "{'rank': 'min'}",
-      "{'ranks': 1.0}",
-      r"returns 'ranks', which `metrics` d"
-      r"oes not declare, and does not return 'rank', which `metrics` declares",
+      *RANKS,
+      r"returns 'ranks', which `metrics` does not declare, and does not",
     ),
+    (*RANKS, "and does not return 'rank', which `metrics` declares"),
     ("{'a': 'min', 'b': 'max'}", "{'a': 1.0}", "does not return 'b', which"),
     ('{}', "{'a': 1.0, 'b': 2}", "returns 'a', 'b', which `metrics` does not"),
     ("{'of/': 'min'}", "{'of/x': 1.0, 'o': 1}", "returns 'o', which"),
   ],
 )
-@pytest.mark.parametrize('command', ['evaluate', 'train'])
 def test_metrics_that_are_not_those_declared(
-  digits_run,
-  tmp_path,
-  monkeypatch,
-  capsys,
-  declared,
-  returned,
-  message,
-  command,
+  digits_run, own, declared, returned, message
 ):
-  name = f'own_{abs(hash((declared, command)))}'
-  text = EVALUATOR.replace('metrics = {}', f'metrics = {declared}')
-  (tmp_path / f'{name}.py').write_text(
-    text.replace('return {}', f'return {returned}')
-  )
-  monkeypatch.syspath_prepend(tmp_path)
-  with pytest.raises(UserError) as e:
-    if command == 'evaluate':
-      args = '--data=digits', '--split=train[:5]', f'--probe={name}:Own'
-      commands.run(evaluate, f'--from={digits_run}', *args)
-    evals = {'own': {'kind': f'{name}:Own'}}
-    evals['own']['every'] = '1 steps'
+  kind = own(declared, returned)
+  args = '--data=digits', '--split=train[:5]', f'--probe={kind}'
+  error = commands.mistake(evaluate, f'--from={digits_run}', *args)
+  assert re.search(rf'run\(\) of {kind} .*{message}', error), error
+
+
+def test_a_run_stops_at_metrics_that_are_not_those_declared(own, tmp_path):
+  kind = own(*RANKS)
+  evals = {'own': {'kind': kind, 'every': '1 steps'}}
+  message = rf"^config\.evals\.own: .*run\(\) of {kind} returns 'ranks'"
+  with pytest.raises(UserError, match=message):
     loop.run(config(evals, train__duration='3 steps'), str(tmp_path / 'run'))
-  error = str(e.value)
-  assert error.startswith('config.evals.own: ') == (command == 'train')
-  assert re.search(rf'run\(\) of {name}:Own {message}', error), error
 
 
 @pytest.mark.parametrize(
   'declared', ["{'rank': 'low'}", "['rank']", "{1: 'min'}"]
 )
-def test_metrics_that_are_declared_wrongly(tmp_path, monkeypatch, declared):
-  name = f'wrong_{abs(hash(declared))}'
-  text = EVALUATOR.replace('metrics = {}', f'metrics = {declared}')
-  (tmp_path / f'{name}.py').write_text(text)
-  monkeypatch.syspath_prepend(tmp_path)
-  evals = {'own': {'kind': f'{name}:Own'}}
+def test_metrics_that_are_declared_wrongly(own, declared):
+  evals = {'own': {'kind': own(declared)}}
   with pytest.raises(UserError, match=r'its `metrics` are .* must be a dict'):
     experiment_lib.check(config(evals))
 
