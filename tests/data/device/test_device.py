@@ -114,6 +114,14 @@ def test_resample_equals_scale_and_translate(box, antialias):
   np.testing.assert_allclose(found, wanted, atol=1e-3)
 
 
+def test_resample_flips():
+  crop = Crop('random_resized', (16, 20))
+  boxes = jnp.array([BOXES[1]] * 2, jnp.float32)
+  images = jnp.asarray(IMAGES[[3, 3]])
+  plain, flipped = resample(images, boxes, crop, jnp.array([False, True]))
+  np.testing.assert_allclose(flipped, plain[:, ::-1], atol=1e-4)
+
+
 @pytest.mark.parametrize(
   'size, scale', [((24, 30), (0.2, 0.5)), ((10, 100), (0.9, 1.0))]
 )
