@@ -8,6 +8,7 @@ import json
 import logging
 import pathlib
 
+import case_files
 import commands
 import documented
 import jax
@@ -46,42 +47,25 @@ VIT = {
   'num_heads': 3,
   'depth': 2,
 }
-# All that the models have.
+
+
+def read_model(text):
+  """Returns the keys of a model of models.txt."""
+  keys = {}
+  for setting in filter(None, text.split('; ')):
+    key, _, value = setting.partition('=')
+    try:
+      keys[key] = ast.literal_eval(value)
+    except (SyntaxError, ValueError):
+      keys[key] = value
+  return keys if 'name' in keys else VIT | keys
+
+
 MODELS = {
-  'token': VIT,
-  'gap, sincos2d': VIT
-  | {
-    'positions': 'sincos2d',
-    'mlp': "mlp(gelu='exact')",
-    'pool': 'mean(norm_after=True)',
-    'head': 'linear(pre_logits=8)',
-  },
-  'map, registers': VIT
-  | {
-    'attention': 'attention(qk_norm=True)',
-    'mlp': 'swiglu',
-    'block': 'block(layer_scale=0.5)',
-    'pool': 'map',
-    'registers': 2,
-  },
-  'two heads': VIT | {'distillation_token': True},
-  'features': VIT | {'pool': 'token_and_mean', 'num_classes': 0},
-  'hybrid': VIT
-  | {'patch_size': 2, 'patches': 'hybrid(stages=(1, 1), width=32)'},
-  'Mixer': {
-    'name': 'Mixer-B/8',
-    'hidden_size': 24,
-    'tokens_mlp_dim': 20,
-    'mlp_dim': 48,
-    'depth': 2,
-  },
-  'BiT': {
-    'name': 'BiT-R50x1',
-    'stages': (1, 2),
-    'stem_width': 16,
-    'channels': (32, 64),
-    'num_groups': 4,
-  },
+  name: read_model(text)
+  for _, name, text in case_files.read(
+    pathlib.Path(__file__).with_name('models.txt')
+  )
 }
 
 
