@@ -40,13 +40,14 @@ CONFIGS = sorted(path.name for path in (tiny.ROOT / 'configs').glob('*.py'))
 # Of several tasks: tests/train/test_tasks.py trains these.
 TASKS = {name for name in CONFIGS if name.startswith('polyvit_')}
 # The recipes on ImageNet differ in what other tests compile, part by part. The
-# methods on CIFAR-10 do what those on the digits do, or tests/objectives.
+# methods on CIFAR-10 do what those on the digits do, but for those of the pages.
 TRACED = {
   name
   for name in CONFIGS
   if re.search(
     r'_i(1|21)k\.py$|^(clip|siglip|lit|setr|unetr|trans2seg)_'
-    r'|^cifar10_(?!tutorial)|^(b16|mixer_b16)_cifar10|^fashion_mnist',
+    r'|^cifar10_(?!tutorial|clip|lit|mae)|^(b16|mixer_b16)_cifar10'
+    r'|^fashion_mnist',
     name,
   )
 }
