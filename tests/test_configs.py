@@ -40,7 +40,7 @@ CONFIGS = sorted(path.name for path in (tiny.ROOT / 'configs').glob('*.py'))
 # Of several tasks: tests/train/test_tasks.py trains these.
 TASKS = {name for name in CONFIGS if name.startswith('polyvit_')}
 # The recipes on ImageNet differ in what other tests compile, part by part. The
-# methods on CIFAR-10 do what those on the digits do, but for those of the pages.
+# methods on CIFAR-10 do what those on the digits do. The pages' are trained.
 TRACED = {
   name
   for name in CONFIGS
