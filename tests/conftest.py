@@ -6,6 +6,7 @@ devices than there are is skipped.
 
 import functools
 import gc
+import json
 import os
 import pathlib
 import tempfile
@@ -64,6 +65,29 @@ def messages_as_before():
   logging.set_verbosity(verbosity)
   logger.setLevel(level)  # set_verbosity changes it, too
   logging.set_stderrthreshold(threshold)
+
+
+@pytest.fixture(scope='module')
+def programs_once():
+  """Lets runs of one config share what is traced and compiled, in a module.
+
+  Not for tests that replace what a step computes.
+  """
+  from vit_jax import config as config_lib
+  from vit_jax.train import program
+
+  create, programs = program.create, {}
+
+  def create_once(config, features, lengths, devices=None):
+    stored = json.dumps(config_lib.to_dict(config), sort_keys=True)
+    key = stored, repr(sorted(features.items())), repr(lengths), repr(devices)
+    if key not in programs:
+      programs[key] = create(config, features, lengths, devices)
+    return programs[key]
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(program, 'create', create_once)
+    yield
 
 
 @pytest.fixture(scope='session')

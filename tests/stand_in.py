@@ -5,8 +5,10 @@ Their pixels are exact: PNG, and JPEG files of fixed bytes in tests/data.
 
 import io
 import pathlib
+import struct
 import tarfile
 from typing import Any
+import zlib
 
 import cv2
 import jax
@@ -35,6 +37,34 @@ def png(image: np.ndarray) -> bytes:
     order = [2, 1, 0, 3][: image.shape[-1]]
     image = image[..., order]
   return cv2.imencode('.png', image)[1].tobytes()
+
+
+def raw_png(
+  rows: list[bytes],
+  size: tuple[int, int],
+  bits: int,
+  kind: int = 0,
+  transparent: bytes = b'',
+) -> bytes:
+  """Returns a PNG of formats that libraries do not write.
+
+  Args:
+    rows: Bytes of each row, as the format packs them.
+    size: (height, width).
+    bits: Of each channel.
+    kind: The colour type: 0 for grey.
+    transparent: What the part tRNS has, if there shall be one.
+  """
+
+  def chunk(name: bytes, content: bytes) -> bytes:
+    checksum = struct.pack('>I', zlib.crc32(name + content))
+    return struct.pack('>I', len(content)) + name + content + checksum
+
+  header = struct.pack('>IIBBBBB', size[1], size[0], bits, kind, 0, 0, 0)
+  parts = [chunk(b'IHDR', header), transparent and chunk(b'tRNS', transparent)]
+  lines = b''.join(b'\0' + row for row in rows)
+  parts += [chunk(b'IDAT', zlib.compress(lines)), chunk(b'IEND', b'')]
+  return b'\x89PNG\r\n\x1a\n' + b''.join(parts)
 
 
 def write_shard(
@@ -91,37 +121,53 @@ def train_batch(
   return jax.jit(transform)(batch, rows(*numbers)), batch
 
 
-def write_tfds(data_dir: pathlib.Path, train: int = 9, test: int = 4) -> str:
-  """Prepares a TFDS dataset of PNG and JPEG files, and returns its name."""
+def write_dataset(
+  data_dir: pathlib.Path,
+  dataset: str,
+  features: dict[str, Any],
+  **splits: list[dict[str, Any]],
+) -> str:
+  """Prepares a TFDS dataset of given examples, and returns its name."""
   import tensorflow_datasets as tfds
 
   # Not registered: it is found by its files, as where its code is missing.
   class StandIn(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     VERSION = tfds.core.Version('1.0.0')
+    name = dataset
 
     def _info(self) -> tfds.core.DatasetInfo:
-      features = {
-        'image': tfds.features.Image(shape=(None, None, 3)),
-        'label': tfds.features.ClassLabel(names=['wasp', 'ant', 'bee']),
-        'comment': tfds.features.Text(),
-      }
       return tfds.core.DatasetInfo(
         builder=self, features=tfds.features.FeaturesDict(features)
       )
 
     def _split_generators(self, dl_manager):
-      return {
-        'train': self._generate_examples(train),
-        'test': self._generate_examples(test),
-      }
+      return {k: self._generate_examples(x) for k, x in splits.items()}
 
-    def _generate_examples(self, size):
-      for i in range(size):
-        image = png(pixels(i, 20 + i, 24))
-        if i % 3 == 2:
-          image = JPEGS[i // 3 % len(JPEGS)].read_bytes()
-        yield f'{i}', {'image': image, 'label': i % 3, 'comment': 'none'}
+    def _generate_examples(self, examples):
+      for i, example in enumerate(examples):
+        yield f'{i}', example
 
   builder = StandIn(data_dir=data_dir, file_format='array_record')
   builder.download_and_prepare()
-  return builder.name
+  return dataset
+
+
+def write_tfds(data_dir: pathlib.Path, train: int = 9, test: int = 4) -> str:
+  """Prepares a TFDS dataset of PNG and JPEG files, and returns its name."""
+  import tensorflow_datasets as tfds
+
+  features = {
+    'image': tfds.features.Image(shape=(None, None, 3)),
+    'label': tfds.features.ClassLabel(names=['wasp', 'ant', 'bee']),
+    'comment': tfds.features.Text(),
+  }
+
+  def example(i):
+    image = png(pixels(i, 20 + i, 24))
+    if i % 3 == 2:
+      image = JPEGS[i // 3 % len(JPEGS)].read_bytes()
+    return {'image': image, 'label': i % 3, 'comment': 'none'}
+
+  splits = {'train': range(train), 'test': range(test)}
+  examples = {name: list(map(example, x)) for name, x in splits.items()}
+  return write_dataset(data_dir, 'stand_in', features, **examples)

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 
+import case_files
 import cv2
 import documented
 import pytest
@@ -26,193 +27,12 @@ from vit_jax.sweep import space
 from vit_jax.train import experiment
 from vit_jax.weights.formats import foreign
 
-# By how a command begins: HERE, the test that runs it, or where no test can,
-# words of each of its pages that say why. The longest beginning counts.
+# What runs a command, by how it begins.
 HERE = 'here'
-EXPLORE = 'tests/explore/test_explore_pictures.py::'
-LAUNCHERS = 'tests/scripts/test_launchers.py::'
-BENCHMARK = 'tests/benchmark/test_benchmark.py::'
-SWEEP = 'tests/sweep/test_sweep.py::'
-VARIANTS = (
-  'tests/evaluation/test_variants.py::'
-  'test_merging_and_patches_are_a_table_and_a_picture'
-)
-MAE = 'tests/objectives/test_mae.py::'
-ADAPTERS = 'tests/weights/test_adapters.py::'
-VIDEOS = 'tests/data/test_videos.py::test_a_run_names_the_classes_of_files'
-CONFIGS = 'tests/test_configs.py::test_config_trains_and_evaluates'
-OTHERS = {
-  'VIT_JAX_TEST_PLATFORM=cuda': 'have not been run on a GPU yet',
-  'bash .ci/run': '.ci/run',
-  'bash scripts/build_docs.sh': '.ci/run',
-  'bash scripts/check_versions.sh': 'takes as long as all tests',
-  'bash scripts/tpu_pod.sh': LAUNCHERS
-  + 'test_a_tpu_slice_is_asked_for_until_the_run_is_done',
-  'bash scripts/lora.sh': 'tests/test_docs.py::test_the_script_of_transfer',
-  'bash scripts/transfer.sh': 'tests/test_docs.py::test_the_script_of_transfer',
-  'docker build': 'jobset.yaml was only parsed',
-  'docker build -f scripts/serve': 'The image was not built on the machine',
-  'docker run': 'The image was not built on the machine',
-  'kubectl apply': LAUNCHERS + 'test_the_jobset_runs_the_training_command',
-  'python -m pytest': '.ci/run',
-  'python3 -m venv': '.ci/run',
-  'scripts/gpu_report.sh': 'needs a machine with JAX for CUDA',
+RUN_BY = {
+  command: place
+  for _, command, place in case_files.read(tiny.TESTS / 'run_by.txt')
 }
-MODULES = {
-  'compare': HERE,
-  'compare runs/cifar10': 'tests/compare/test_compare.py::test_groups',
-  'convert': HERE,
-  'convert runs/mae': MAE + 'test_files_of_others_hold_all_of_it_to_the_bit',
-  'data check': HERE,
-  'embed': HERE,
-  'evaluate': HERE,
-  'evaluate --from=runs/dino': MAE
-  + 'test_its_trunk_is_loaded_probed_and_fine_tuned',
-  'evaluate --from=runs/flexi': VARIANTS,
-  'evaluate --from=runs/images': 'tests/test_evaluate.py::'
-  'test_predictions_of_a_folder',
-  'evaluate --from=runs/rotation': 'tests/test_own_classes.py::'
-  'test_a_method_of_ones_own',
-  'main --config=configs/digits.py --config.init_from': 'tests/weights/'
-  'test_init_from.py::test_a_run_resumes_and_loads_without_the_checkpoint',
-  'evaluate --from=runs/window': 'tests/test_own_parts.py::'
-  'test_the_loaded_model_is_the_trained_one',
-  'explore --from=runs/window': 'tests/test_own_parts.py::'
-  'test_attention_is_captured_within_windows',
-  'export --from=runs/window': 'tests/test_own_parts.py::'
-  'test_exported_it_runs_without_its_file',
-  'main --config=configs/digits.py --workdir=runs/window': 'tests/'
-  'test_own_parts.py::test_it_resumes_to_the_bit',
-  'main --config=configs/digits.py --workdir=runs/parts': 'tests/'
-  'test_own_parts.py::test_it_resumes_to_the_bit',
-  'evaluate --from=runs/digits_regression': 'tests/objectives/test_methods.py::'
-  'test_evaluation_is_that_of_training',
-  'explore --from': EXPLORE + 'test_a_run_on_its_data',
-  'explore --from=runs/dino': 'tests/explore/test_explore_objectives.py::'
-  'test_the_report_of_a_run',
-  'explore --from=runs/images': EXPLORE + 'test_images_of_files',
-  'explore data': HERE,
-  'explore serve': 'tests/explore/test_serve.py::'
-  'test_the_command_serves_until_it_is_stopped',
-  'serve': 'tests/serve/test_serve.py::test_the_command_ends_after_what_it_has',
-  'export': 'tests/export/test_export.py::test_the_command',
-  'main --config=configs/cifar10': CONFIGS,
-  'main --config=configs/digits.py': CONFIGS,
-  'main --config=configs/digits.py --config.model.scan=False '
-  '--config.model.mlp': 'tests/models/parts/test_experts.py::'
-  'test_trains_resumes_and_loads',
-  'main --config=configs/digits.py --config.seed=1': HERE,
-  'main --config=configs/digits.py --config.optim.name': (
-    'tests/optim/test_named.py::test_is_the_function_of_optax'
-  ),
-  'main --config=configs/digits.py --workdir=/shared': 'tests/parallel/'
-  'test_processes.py::test_killed_and_resumed_on_any_number',
-  'main --config=configs/digits.py --workdir=runs': '.ci/run',
-  'main --config=configs/digits_': CONFIGS,
-  'main --config=configs/flexivit_digits.py': CONFIGS,
-  'main --config=configs/finetune.py': HERE,
-  'main --config=configs/finetune.py:ViT-B/16': CONFIGS,
-  'main --config=configs/finetune.py:runs/dino': MAE
-  + 'test_its_trunk_is_loaded_probed_and_fine_tuned',
-  'main --config=configs/lora.py': ADAPTERS
-  + 'test_the_config_trains_factors_and_head',
-  'convert runs/lora': ADAPTERS + 'test_a_file_of_adapters_gives_the_run_again',
-  'main --config=configs/folder.py': HERE,
-  'main --config=configs/folder.py --config.data.name=hf:': 'tests/data/'
-  'test_hf.py::test_a_model_is_trained_and_evaluated',
-  'main --config=configs/folder_segmentation.py': 'tests/'
-  'test_folder_configs.py::test_images_with_maps',
-  'main --config=configs/folder_small.py': HERE,
-  'main --config=configs/scenes_setr.py': CONFIGS,
-  'evaluate --from=runs/cifar10_clip': 'tests/objectives/'
-  'test_contrastive.py::test_the_command_measures_a_run',
-  'evaluate --from=runs/scenes': 'tests/objectives/test_segmentation.py::'
-  'test_the_command_measures_a_run',
-  'embed --from=runs/cifar10_clip': 'tests/objectives/test_contrastive.py::'
-  'test_images_are_found_by_texts_and_images',
-  'search': 'tests/objectives/test_contrastive.py::'
-  'test_images_are_found_by_texts_and_images',
-  'predict --from=runs/cifar10_clip': 'tests/objectives/test_contrastive.py::'
-  'test_prompts_name_classes',
-  'predict --from=runs/scenes': 'tests/objectives/test_segmentation.py::'
-  'test_maps_of_images_of_any_size',
-  'explore --from=runs/scenes': 'tests/objectives/test_segmentation.py::'
-  'test_pictures_of_maps_and_their_errors',
-  'convert runs/setr': 'tests/weights/formats/test_dense_files.py::'
-  'test_both_ways_to_the_bit',
-  'convert setr.safetensors': 'tests/weights/formats/test_dense_files.py::'
-  'test_both_ways_to_the_bit',
-  'evaluate --from=runs/unetr': 'tests/objectives/'
-  'test_segmentation_of_volumes.py::'
-  'test_the_commands_measure_and_describe_a_run',
-  'predict --from=runs/unetr': 'tests/objectives/'
-  'test_segmentation_of_volumes.py::test_a_map_is_that_of_the_windows',
-  'main --config=configs/volumes_unetr.py': CONFIGS,
-  'main --config=configs/moving_digits.py': CONFIGS,
-  'main --config=configs/tones.py': CONFIGS,
-  'evaluate --from=runs/moving': VIDEOS,
-  'predict --from=runs/moving': VIDEOS,
-  'predict --from=runs/tones': 'tests/data/test_sounds.py::'
-  'test_a_run_names_the_classes_of_files',
-  'main --config=my_objective.py': 'tests/test_own_classes.py::'
-  'test_the_template_of_an_objective',
-  'main --config=my_config.py': 'tests/test_own_classes.py::'
-  'test_a_method_of_ones_own',
-  'main --config=configs/polyvit_demo.py': 'tests/train/test_tasks.py::'
-  'test_the_demo_trains_each_of_its_tasks',
-  'evaluate --from=runs/polyvit': 'tests/train/test_tasks.py::'
-  'test_each_task_is_loaded_as_a_run',
-  'main --reproduce': 'tests/test_main.py::test_reproduce',
-  'predict': HERE,
-  'predict --from=runs/igpt': 'tests/objectives/test_igpt.py::'
-  'test_pictures_are_drawn',
-  'summary --config': 'tests/summary/test_summary.py::'
-  'test_plan_without_data_and_devices',
-  'summary --config=configs/vit_i1k.py': 'tests/ahead/test_step.py::'
-  'test_compiled_for_a_tpu',
-  'summary --from': HERE,
-  'summary --parts': 'tests/summary/test_listed_parts.py::'
-  'test_all_parts_are_listed',
-  'sweep --config=configs/digits.py': SWEEP
-  + 'test_a_real_run_is_stopped_and_resumed',
-  'sweep --config=configs/folder.py': SWEEP + 'test_runs_are_jobs_of_submitit',
-}
-BENCHMARKS = {
-  'benchmarks': BENCHMARK + 'test_the_command_prints_one_json_object',
-  'benchmarks --parts=compile': BENCHMARK
-  + 'test_steps_compiled_for_a_tpu_have_ratios',
-  'benchmarks --parts=input': 'tests/benchmark/test_input.py::'
-  'test_every_row_has_its_ratio',
-  'benchmarks --parts=serve': 'tests/benchmark/test_serving.py::'
-  'test_each_number_of_clients_has_its_ratio',
-  'benchmarks --parts=train --objective': 'tests/benchmark/'
-  'test_pretraining.py::test_a_method_in_turns_with_pytorch',
-  'benchmarks --parts=train,infer': BENCHMARK + 'test_transformers_in_turns',
-  'benchmarks.compiled': 'tests/benchmark/test_compiled.py::'
-  'test_the_usual_ones_have_every_chip',
-  'benchmarks.growth': 'tests/benchmark/test_growth.py::'
-  'test_more_layers_take_more',
-}
-SCRIPTS = {
-  'draw_shapes': 'tests/test_folder_configs.py::'
-  'test_drawn_maps_fit_their_images',
-  'coverage': 'tests/scripts/test_coverage.py::test_models_of_transformers',
-  'fuzz': 'tests/test_fuzz.py::test_the_script_runs_the_same_cases',
-  'notebooks': 'tests/scripts/test_notebooks.py::test_runs',
-  'prepare_tfds': 'needs a network and TensorFlow',
-  'scaling': 'tests/scripts/test_scaling.py::test_the_line_of_a_model',
-  'slurm': LAUNCHERS + 'test_two_local_tasks_are_one_run_that_is_requeued',
-  'soak': 'takes a quarter of an hour',
-  'draw_pictures': 'takes about 15 minutes',
-  'record_terminal': 'tests/scripts/test_pictures.py::'
-  'test_a_terminal_is_recorded',
-}
-RUN_BY = (
-  OTHERS
-  | {f'python -m vit_jax.{key}': value for key, value in MODULES.items()}
-  | {f'python -m {key}': value for key, value in BENCHMARKS.items()}
-  | {f'python scripts/{key}.py': value for key, value in SCRIPTS.items()}
-)
 # What makes training quick.
 SMALLER = (
   '--config.train.batch_size=8',

@@ -61,7 +61,7 @@ def resize_case(directory, name, size):
   }
 
 
-def lines_of(capsys, *directories):
+def printed_lines(capsys, *directories):
   """Returns the exit status and the lines of the output."""
   status = golden.main(list(directories))
   return status, capsys.readouterr().out.splitlines()
@@ -69,7 +69,7 @@ def lines_of(capsys, *directories):
 
 def test_a_number_behind_a_name_is_another_size(tmp_path, capsys):
   first, second = tmp_path / 'a', tmp_path / 'b'
-  status, lines = lines_of(
+  status, lines = printed_lines(
     capsys,
     write_cases(
       first,
@@ -96,7 +96,7 @@ def test_a_number_behind_a_name_is_another_size(tmp_path, capsys):
 @pytest.mark.parametrize('name', ['dino_clips', 'dino_clip_large', 'clip_2'])
 def test_an_unknown_name_fails_alone(name, tmp_path, capsys):
   cases = [clip_case(tmp_path, x, [[3]]) for x in (name, 'dino_clip_3')]
-  status, lines = lines_of(capsys, write_cases(tmp_path, *cases))
+  status, lines = printed_lines(capsys, write_cases(tmp_path, *cases))
   assert status == 1
   assert lines[0].split() == [name, 'no', 'function', 'FAILED']
   assert lines[1].endswith(' ok')
@@ -105,7 +105,7 @@ def test_an_unknown_name_fails_alone(name, tmp_path, capsys):
 def test_a_case_that_differs_fails(tmp_path, capsys):
   cases = [clip_case(tmp_path, f'dino_clip_{i}', [[3], [2]]) for i in (1, 2)]
   cases[0]['clip'] *= 1.001
-  status, lines = lines_of(capsys, write_cases(tmp_path, *cases))
+  status, lines = printed_lines(capsys, write_cases(tmp_path, *cases))
   assert status == 1
   assert lines[0].endswith('FAILED') and 'clipped_' in lines[0]
   assert lines[1:] == [lines[1], '1 of 2 cases agree']

@@ -1,5 +1,8 @@
 """Collectives, loops and products, read from compiled programs."""
 
+import ast
+
+import case_files
 import jax
 from jax import lax
 from jax.experimental import mesh_utils
@@ -7,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
+import tiny
 
 from vit_jax.ahead import collectives
 from vit_jax.ahead import compiled
@@ -16,6 +20,10 @@ from vit_jax.ahead import products
 from vit_jax.parallel import hardware
 
 AXES = ('data', 'fsdp', 'tensor')
+
+
+def program(name):
+  return (tiny.TESTS / 'ahead' / f'{name}.hlo').read_text()
 
 
 def count(fn, in_spec, out_spec, *args, shape=(2, 2, 2)):
@@ -135,20 +143,7 @@ def test_sums_that_are_then_cut():
 
 
 # As TPUs' compiler writes a reduce-scatter, cut down.
-SCATTER = """HloModule jit_train_step, num_partitions=4
-
-%SCATTER (input: bf16[64,32]) -> bf16[16,32] {
-  %input = bf16[64,32]{1,0} parameter(0)
-  %all-reduce.1 = bf16[64,32]{1,0} all-reduce(%input), REST
-  %place = u32[] partition-id()
-  ROOT %slice = bf16[16,32]{1,0} dynamic-slice(%all-reduce.1, %place, %place)
-}
-
-ENTRY %main (gradient: bf16[64,32]) -> bf16[16,32] {
-  %gradient = bf16[64,32]{1,0} parameter(0)
-  ROOT %fusion.1 = bf16[16,32]{1,0} fusion(%gradient), calls=%SCATTER
-}
-"""
+SCATTER = program('reduce_scatter_tpu')
 
 
 def test_a_reduce_scatter_of_tpus():
@@ -165,36 +160,7 @@ def test_a_reduce_scatter_of_tpus():
 
 
 # As TPUs' compiler writes a gather that goes on while a product is computed.
-OVERLAPPED = """HloModule jit_train_step, num_partitions=4
-
-%first (part: bf16[8,32]) -> (bf16[8,32], bf16[32,32]) {
-  %part = bf16[8,32]{1,0} parameter(0)
-  %all-gather.1 = bf16[32,32]{1,0} all-gather(%part), replica_groups={}
-  ROOT %s = (bf16[8,32], bf16[32,32]) custom-call(%all-gather.1), START
-}
-
-%async_collective_fusion.7 (part: bf16[8,32], x: bf16[8,8]) -> bf16[32,32] {
-  %part = bf16[8,32]{1,0} parameter(0)
-  %x = bf16[8,8]{1,0} parameter(1)
-  ROOT %all-gather.2 = bf16[32,32]{1,0} all-gather(%part), replica_groups={}
-}
-
-%last (part: bf16[8,32], whole: bf16[32,32]) -> bf16[32,32] {
-  %part = bf16[8,32]{1,0} parameter(0)
-  %whole = bf16[32,32]{1,0} parameter(1)
-  %all-gather.3 = bf16[32,32]{1,0} all-gather(%part), replica_groups={}
-  ROOT %d = bf16[32,32] custom-call(%whole, %all-gather.3), DONE
-}
-
-ENTRY %main (a: bf16[8,32], x: bf16[8,8]) -> bf16[32,32] {
-  %a = bf16[8,32]{1,0} parameter(0)
-  %x = bf16[8,8]{1,0} parameter(1)
-  %start = (bf16[8,32], bf16[32,32]) fusion(%a), calls=%first
-  %p = bf16[8,32]{1,0} get-tuple-element(%start), index=0
-  %w = bf16[32,32]{1,0} fusion(%p, %x), calls=%async_collective_fusion.7
-  ROOT %done = bf16[32,32]{1,0} fusion(%p, %w), calls=%last
-}
-"""
+OVERLAPPED = program('gather_beside_products_tpu')
 
 
 def test_a_gather_beside_products_counts_once():
@@ -214,35 +180,8 @@ def test_a_gather_beside_products_counts_once():
 
 # As TPUs' compiler writes gathers by the SparseCores: CALL is how they are run.
 # The first is done after a product has been computed, the second at once.
-OFFLOADED = """HloModule jit_train_step, is_scheduled=true, num_partitions=4
-GATHERS
-
-ENTRY %main (a: bf16[8,32], x: bf16[8,8]) -> bf16[8,32] {
-  %a = bf16[8,32]{1,0} parameter(0)
-  %x = bf16[8,8]{1,0} parameter(1)
-  %p0 = bf16[8,32]{1,0} dot(%x, %a), lhs_contracting_dims={1}
-  %s0 = ((), (), (s32[8]{0})) CALL-start(), CALLED0
-  %u0 = ((bf16[8,32]{1,0}), bf16[32,32]{1,0}) CALL-update(%s0, %a)
-  %p1 = bf16[8,32]{1,0} dot(%x, %p0), lhs_contracting_dims={1}
-  %d0 = bf16[32,32]{1,0} CALL-done(%u0)
-  %s1 = ((), (), (s32[8]{0})) CALL-start(), CALLED1
-  %p2 = bf16[8,32]{1,0} dot(%x, %p1), lhs_contracting_dims={1}
-  %u1 = ((bf16[8,32]{1,0}), bf16[32,32]{1,0}) CALL-update(%s1, %p2)
-  %d1 = bf16[32,32]{1,0} CALL-done(%u1)
-  ROOT %r = bf16[8,32]{1,0} dot(%p2, %d1), lhs_contracting_dims={1}
-}
-"""
-GATHER = """
-%gatherN (part: bf16[8,32]) -> bf16[32,32] {
-  %part = bf16[8,32]{1,0} parameter(0)
-  ROOT %g = bf16[32,32]{1,0} all-gather(%part), replica_groups={}
-}
-
-%nestedN (part: bf16[8,32]) -> bf16[32,32] {
-  %part = bf16[8,32]{1,0} parameter(0)
-  ROOT %c = bf16[32,32]{1,0} custom-call(%part), called_computations={%gatherN}
-}
-"""
+OFFLOADED = program('gathers_by_sparse_cores_tpu')
+GATHER = program('gather_of_sparse_cores_tpu')
 
 
 @pytest.mark.parametrize(
@@ -291,8 +230,8 @@ ENTRY %main (a: s8[64]) -> s8[16] {{
   ROOT %d = s8[16]{{0:S(1)}} {start.split('-')[0]}-done(%s)
 }}
 """)
-  (found,) = compiled.operations(module, hardware.named('v6e'))
-  assert (found.name, found.bytes) == ('s', 16)
+  (operation,) = compiled.operations(module, hardware.named('v6e'))
+  assert (operation.name, operation.bytes) == ('s', 16)
 
 
 def test_products():
@@ -310,42 +249,7 @@ def test_products():
 
 
 # As TPUs' compiler writes a loop: a counter behind copies, and no trip count.
-LOOP = """HloModule jit_train_step, num_partitions=8
-
-%cond (p: (f32[4], u32[])) -> pred[] {
-  %p = (f32[4]{0}, u32[]) parameter(0)
-  %counter = u32[] get-tuple-element(%p), index=1
-  %limit = u32[] constant(LIMIT)
-  ROOT %less = pred[] compare(SIDES), direction=RELATION
-}
-
-%increment (x: u32[], y: u32[]) -> u32[] {
-  %x = u32[] parameter(0)
-  %y = u32[] parameter(1)
-  ROOT %sum = u32[] add(%y, %x)
-}
-
-%body (q: (f32[4], u32[])) -> (f32[4], u32[]) {
-  %q = (f32[4]{0}, u32[]) parameter(0)
-  %before = u32[] get-tuple-element(%q), index=1
-  %value = f32[4]{0} get-tuple-element(%q), index=0
-  %held = u32[] copy(%before)
-  %step = u32[] constant(STEP)
-  %after = u32[] AFTER
-  %copied = u32[] copy(%after)
-  ROOT %next = (f32[4]{0}, u32[]) tuple(%value, %copied)
-}
-
-ENTRY %main (a: f32[4], n: u32[]) -> f32[4] {
-  %a = f32[4]{0} parameter(0)
-  %n = u32[] parameter(1)
-  %first = u32[] constant(START)
-  %start = u32[] copy(%first)
-  %init = (f32[4]{0}, u32[]) tuple(%a, %start)
-  %loop = (f32[4]{0}, u32[]) while(%init), condition=%cond, body=%body
-  ROOT %result = f32[4]{0} get-tuple-element(%loop), index=0
-}
-"""
+LOOP = program('loop_tpu')
 ADD = 'add(%before, %step)'
 FUSED = 'fusion(%before, %step), kind=kLoop, calls=%increment'
 
@@ -402,36 +306,11 @@ def test_a_loop_that_starts_anywhere_is_unknown():
 
 
 @pytest.mark.parametrize(
-  ('text', 'groups'),
-  [
-    ('replica_groups={{0,2},{1,3}}, x={{9}}', [[0, 2], [1, 3]]),
-    ('replica_groups={}, dimensions={0}', [[0, 1, 2, 3]]),
-    ('replica_groups=[2,2]<=[4], x=1', [[0, 1], [2, 3]]),
-    ('replica_groups=[2,2]<=[2,2]T(1,0)', [[0, 2], [1, 3]]),
-    ('source_target_pairs={{0,1},{1,0}}, x={}', [[0, 1], [1, 0]]),
-    ("replica_groups=mesh['a'=1,'b'=4] {'b'}, x={1}", [[0, 1, 2, 3]]),
-    ("replica_groups=mesh['a'=2,'b'=2] {'a'}", [[0, 2], [1, 3]]),
-    (
-      "replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}",
-      [[0, 1], [2, 3]],
-    ),
-    (
-      "replica_groups=mesh['a'=2,'b'=2], device_ids=(3,1,2,0) {'b'}",
-      [[3, 1], [2, 0]],
-    ),
-    (
-      "replica_groups=mesh['a'=8] {'a':(2)2}",
-      [[0, 2], [1, 3], [4, 6], [5, 7]],
-    ),
-    (
-      "replica_groups=mesh['a'=8] {'a':(1)2,'a':(4)2}",
-      [[0, 1, 4, 5], [2, 3, 6, 7]],
-    ),
-  ],
+  ('_', 'text', 'groups'), case_files.read(tiny.TESTS / 'ahead' / 'groups.txt')
 )
-def test_groups_of_devices(text, groups):
-  found = device_groups.parse(f'channel_id=1, {text}', 4)
-  np.testing.assert_array_equal(found, groups)
+def test_groups_of_devices(_, text, groups):
+  actual = device_groups.parse(f'channel_id=1, {text}', 4)
+  np.testing.assert_array_equal(actual, ast.literal_eval(groups))
 
 
 def test_groups_that_cannot_be_read():
@@ -441,51 +320,7 @@ def test_groups_that_cannot_be_read():
 
 
 # As GPU and TPU compilers write it: what starts and what is done are one.
-ASYNCHRONOUS = """\
-HloModule step, is_scheduled=true, replica_count=1, num_partitions=4
-
-%add (a: f32[], b: f32[]) -> f32[] {
-  %a = f32[] parameter(0)
-  %b = f32[] parameter(1)
-  ROOT %sum = f32[] add(%a, %b)
-}
-
-%scatter (p: bf16[64]) -> bf16[16] {
-  %p = bf16[64]{0} parameter(0)
-  ROOT %rs = bf16[16]{0} reduce-scatter(%p), channel_id=3, \
-replica_groups=[1,4]<=[4], dimensions={0}, to_apply=%add
-}
-
-%small (p.1: f32[8]) -> f32[8] {
-  %p.1 = f32[8]{0} parameter(0)
-  ROOT %ar.1 = f32[8]{0} all-reduce(%p.1), channel_id=4, replica_groups={}, \
-to_apply=%add
-}
-
-%large (p.2: f32[8]) -> f32[8] {
-  %p.2 = f32[8]{0} parameter(0)
-  %ar.2 = f32[8]{0} all-reduce(%p.2), channel_id=5, replica_groups={}, \
-to_apply=%add
-  ROOT %ar.3 = f32[8]{0} all-reduce(%ar.2), channel_id=6, replica_groups={}, \
-to_apply=%add
-}
-
-ENTRY %main (x: bf16[64], y: f32[8], c: s32[]) -> f32[8] {
-  %x = bf16[64]{0:T(256)(2,1)} parameter(0)
-  %y = f32[8]{0} parameter(1)
-  %c = s32[] parameter(2)
-  %ags = ((f32[8]{0}), f32[32]{0:T(256)}) all-gather-start(%y), channel_id=1, \
-replica_groups={{0,1,2,3}}, dimensions={0}
-  %ag = f32[32]{0} all-gather-done(%ags)
-  %ars = (f32[8]{0}, /*index=1*/f32[8]{0}) all-reduce-start(%y, %y), \
-channel_id=2, replica_groups=[2,2]<=[4], to_apply=%add
-  %ar = (f32[8]{0}, f32[8]{0}) all-reduce-done(%ars)
-  %rss = ((bf16[64]{0}), bf16[16]{0}, u32[]) async-start(%x), calls=%scatter
-  %rsd = bf16[16]{0} async-done(%rss), calls=%scatter
-  ROOT %cond = f32[8]{0} conditional(%c, %y, %y), \
-branch_computations={%small, %large}
-}
-"""
+ASYNCHRONOUS = program('asynchronous')
 
 
 def test_asynchronous_collectives_count_once():

@@ -57,8 +57,8 @@ def seconds(*found, **changes):
 
 
 def test_a_step_without_communication():
-  found = roofline.estimate(PLAN, DEVICE)
-  assert found == roofline.Estimate(
+  estimate = roofline.estimate(PLAN, DEVICE)
+  assert estimate == roofline.Estimate(
     hardware='X',
     fits=True,
     compute=8.0,
@@ -74,8 +74,12 @@ def test_a_step_without_communication():
   twice = dataclasses.replace(PLAN, accumulation=2)
   assert roofline.estimate(twice, DEVICE).memory == 8.0
   small = dataclasses.replace(DEVICE, memory=2**30, memory_bandwidth=2**28)
-  found = roofline.estimate(PLAN, small)
-  assert (found.memory, found.bound, found.fits) == (16.0, 'memory', False)
+  estimate = roofline.estimate(PLAN, small)
+  assert (estimate.memory, estimate.bound, estimate.fits) == (
+    16.0,
+    'memory',
+    False,
+  )
 
 
 @pytest.mark.parametrize(
@@ -131,14 +135,14 @@ def test_overlap():
       collective('all-gather', ('data',), 2),
     ],
   )
-  found = roofline.estimate(plan, DEVICE)
-  assert found.best == pytest.approx(10 + 0.01)
-  assert found.worst == pytest.approx(10 + 0.01 + 0.05)
-  assert found.efficiency == pytest.approx((6 / 10.06, 6 / 10.01))
+  estimate = roofline.estimate(plan, DEVICE)
+  assert estimate.best == pytest.approx(10 + 0.01)
+  assert estimate.worst == pytest.approx(10 + 0.01 + 0.05)
+  assert estimate.efficiency == pytest.approx((6 / 10.06, 6 / 10.01))
   slow = dataclasses.replace(DEVICE, network_bandwidth=25e3 / roofline.LINKS)
-  found = roofline.estimate(plan, slow)
-  assert found.best == pytest.approx(20 + 2 + 0.01)
-  assert found.bound == 'data'
+  estimate = roofline.estimate(plan, slow)
+  assert estimate.best == pytest.approx(20 + 2 + 0.01)
+  assert estimate.bound == 'data'
 
 
 def test_a_network_of_unknown_speed():

@@ -29,8 +29,8 @@ PROGRAM = (tiny.TESTS / 'ahead' / 'step_v5e.hlo').read_text()
 
 
 def test_traffic_products_and_sources():
-  found = compiled.operations(hlo.parse(PROGRAM), V5E)
-  by_name = {x.name: x for x in found}
+  operations = compiled.operations(hlo.parse(PROGRAM), V5E)
+  by_name = {x.name: x for x in operations}
   assert set(by_name) == {'up', 'copy.1', 'layer_fusion', 'next', 'go'}
   up = by_name['up']
   assert up.flops == 2 * 128 * 64 * 32
@@ -43,7 +43,7 @@ def test_traffic_products_and_sources():
   layer = by_name['layer_fusion']
   assert layer.executions == 6
   assert layer.bytes == 6 * (2 * 4 * 128 * 32 + 4)
-  for x in found:
+  for x in operations:
     assert x.seconds == pytest.approx(
       max(x.flops / V5E.peak_flops, x.bytes / V5E.memory_bandwidth)
     )
@@ -156,19 +156,19 @@ def test_compiled_for_a_tpu(scan, hidden_size, capsys):
     '--config.train.dtype=bfloat16',
   ]
   assert summarize(*flags, '--hardware=v5e:2x2', '--json') == 0
-  found = json.loads(capsys.readouterr().out)['ahead']
-  assert found['devices'] == 4 and found['mesh']['data'] == 4
-  assert not found['problem'] and 0 < found['total_gib'] < found['limit_gib']
+  report = json.loads(capsys.readouterr().out)['ahead']
+  assert report['devices'] == 4 and report['mesh']['data'] == 4
+  assert not report['problem'] and 0 < report['total_gib'] < report['limit_gib']
   # The digits: 4 layers, 32 images, forward and backward.
-  assert found['cost']['tflop'] * 1e12 == pytest.approx(
-    found['model_flops'], rel=0.1
+  assert report['cost']['tflop'] * 1e12 == pytest.approx(
+    report['model_flops'], rel=0.1
   )
-  kinds = {c['kind'] for c in found['collectives']}
+  kinds = {c['kind'] for c in report['collectives']}
   assert 'all-reduce' in kinds
-  assert all(c['axes'] == ['data'] for c in found['collectives'])
-  assert len(found['cost']['slowest']) == 10
-  assert all(x['source'] for x in found['cost']['slowest'] if x['module'])
-  assert found['step_seconds'] > 0 and 0 < found['mfu'] < 1
+  assert all(c['axes'] == ['data'] for c in report['collectives'])
+  assert len(report['cost']['slowest']) == 10
+  assert all(x['source'] for x in report['cost']['slowest'] if x['module'])
+  assert report['step_seconds'] > 0 and 0 < report['mfu'] < 1
 
 
 @pytest.mark.slow

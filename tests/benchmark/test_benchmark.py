@@ -286,13 +286,6 @@ def test_the_command_prints_one_json_object():
   assert 'images/s' in result.stderr
 
 
-def test_parts_that_do_not_go_together():
-  for flag in ('--parts=compile', '--hardware=v5e:1x1'):
-    result = commands.python('-m', 'benchmarks', flag)
-    assert result.returncode == 1 and not result.stdout
-    assert '--parts=compile and --hardware=v5e:2x2 go' in result.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(
   importlib.util.find_spec('libtpu') is None,

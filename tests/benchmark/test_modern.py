@@ -40,21 +40,21 @@ def test_each_part_has_a_ratio_to_the_plain_vit(monkeypatch):
     'merging': {'block': 'merging(4)'},
   }
   monkeypatch.setattr(modern, 'fields', lambda *_: some)
-  found = modern.modern(config(), 2)
-  assert {*found} == {'swiglu', 'merging'}
-  for entry in found.values():
+  rows = modern.modern(config(), 2)
+  assert {*rows} == {'swiglu', 'merging'}
+  for entry in rows.values():
     assert entry['against'] == 'plain' and entry['ratio'] > 0
     low, high = entry['ratio_range']
     assert low <= entry['ratio'] <= high
-  table = report_lib.table({'modern': found})
+  table = report_lib.table({'modern': rows})
   assert 'modern swiglu' in table
 
 
 def test_packed_images_have_the_loss_of_padded_ones(monkeypatch):
-  found = modern.packing(config(), 2)
-  assert found['sequences'] < 16
-  assert found['filled'] > found['filled_padded']
-  assert found['ratio'] > 0 and found['against'] == 'padded'
+  row = modern.packing(config(), 2)
+  assert row['sequences'] < 16
+  assert row['filled'] > row['filled_padded']
+  assert row['ratio'] > 0 and row['against'] == 'padded'
   monkeypatch.setattr(modern, '_EXACT', -1)
   with pytest.raises(UserError, match='what is not the same is not timed'):
     modern.packing(config(), 1)

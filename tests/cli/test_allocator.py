@@ -75,10 +75,10 @@ def facts(tmp_path, command, env=ENV):
   assert process.returncode == STATUS, err
   lines = [line for line in out.splitlines() if line.startswith('{')]
   assert len(lines) == 1, out  # what a command does, it does once
-  found = json.loads(lines[0])
-  assert found['pid'] == process.pid
-  assert found['stdin'] == 'line 1\nline 2\n'
-  return found | {'stderr': err}
+  report = json.loads(lines[0])
+  assert report['pid'] == process.pid
+  assert report['stdin'] == 'line 1\nline 2\n'
+  return report | {'stderr': err}
 
 
 @pytest.mark.parametrize(
@@ -94,16 +94,16 @@ def test_a_command_has_mimalloc_and_all_else_as_before(command, tmp_path):
   (tmp_path / 'vit-jax').write_text(
     'from vit_jax.cli.verbs import run\nrun()\n'
   )
-  found = facts(tmp_path, command)
+  process = facts(tmp_path, command)
   without = facts(tmp_path, command, ENV | {allocator.VARIABLE: 'none'})
-  assert found['files'] == [str(LIBRARIES[0].resolve())]
+  assert process['files'] == [str(LIBRARIES[0].resolve())]
   assert without['files'] == []
   for key in ('arguments', 'command', 'python', 'stderr'):
-    assert found[key] == without[key]
-  assert found['command'][: len(command) + 1] == [sys.executable, *command]
+    assert process[key] == without[key]
+  assert process['command'][: len(command) + 1] == [sys.executable, *command]
   # Other programs that it starts do not get the library.
   del without['environment'][allocator.VARIABLE]
-  assert found['environment'] == without['environment']
+  assert process['environment'] == without['environment']
 
 
 def plugin(name):
@@ -137,11 +137,11 @@ def another_allocator(folder):
 )
 def test_it_is_for_cpus_and_replaces_no_other(changes, file, tmp_path):
   env = ENV | changes(tmp_path)
-  found = facts(tmp_path, ['-m', 'vit_jax.main'], env)
-  names = [os.path.basename(path) for path in found['files']]
+  process = facts(tmp_path, ['-m', 'vit_jax.main'], env)
+  names = [os.path.basename(path) for path in process['files']]
   assert len(names) == (file is not None)
   assert all(name.startswith(str(file)) for name in names)
-  assert found['environment'].get('LD_PRELOAD') == env.get('LD_PRELOAD')
+  assert process['environment'].get('LD_PRELOAD') == env.get('LD_PRELOAD')
 
 
 @pytest.mark.parametrize(
@@ -180,10 +180,10 @@ def test_a_library_that_cannot_be_loaded_is_left_out(tmp_path):
   folder.mkdir(parents=True)
   (folder / 'libmimalloc.so').write_bytes(b'\x7fELF of another machine')
   env = ENV | {'PYTHONPATH': f'{tmp_path}:{tiny.ROOT}'}
-  found = facts(tmp_path, ['-m', 'vit_jax.main'], env)
-  assert found['files'] == [] and 'LD_PRELOAD' not in found['environment']
-  assert found['stderr'].count('\n') == 1  # a line that says why
-  assert f'{folder}/libmimalloc.so' in found['stderr']
+  process = facts(tmp_path, ['-m', 'vit_jax.main'], env)
+  assert process['files'] == [] and 'LD_PRELOAD' not in process['environment']
+  assert process['stderr'].count('\n') == 1  # a line that says why
+  assert f'{folder}/libmimalloc.so' in process['stderr']
 
 
 def test_an_unknown_choice_is_one_line():

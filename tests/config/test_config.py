@@ -2,12 +2,12 @@
 
 import fractions
 import json
-import os
 import pathlib
 import subprocess
 import sys
 
 from absl import flags
+import case_files
 import ml_collections
 import pytest
 import tiny
@@ -80,27 +80,10 @@ def test_durations(text, steps):
   assert config_lib.num_steps(text, 45_000, 128) == -int(-steps // 1)
 
 
-@pytest.mark.parametrize(
-  'text',
-  [
-    '',
-    '1e999999999 steps',
-    '9' * 5000 + ' steps',
-    'ten steps',
-    '10',
-    '10 eons',
-    '-1 steps',
-    '1e5',
-    'steps',
-    '1..2 steps',
-  ],
-)
-def test_bad_durations(text):
+def test_a_duration_of_very_many_digits():
   config = config_lib.default()
-  config.train.duration = text
-  with pytest.raises(
-    UserError, match=r'config\.train\.duration: .*length of t'
-  ):
+  config.train.duration = '9' * 5000 + ' steps'
+  with pytest.raises(UserError, match=r'train\.duration: .*length of time'):
     config_lib.check(config)
 
 
@@ -115,35 +98,6 @@ def test_cadence_never_drifts(examples, text):
   assert not config_lib.is_due(0, every) and not config_lib.is_due(5, None)
 
 
-@pytest.mark.parametrize(
-  ('key', 'value', 'message'),
-  [
-    ('seed', -1, 'config.seed is -1'),
-    ('seed', 2**32, 'below 2**32'),
-    ('train.batch_size', 0, 'config.train.batch_size is 0'),
-    ('train.patience', '5 epochs', 'checkpoint.best is empty'),
-    ('train.patience', '5', 'is not a length of time'),
-    ('train.max_skipped_in_a_row', 0, 'must be at least 1'),
-    ('train.accumulation', 3, 'does not divide into'),
-    ('train.dtype', 'float64', 'float32, bfloat16'),
-    ('train.ema_decay', 1.0, 'ema_decay'),
-    ('checkpoint.keep', 1, 'at least 2'),
-    ('checkpoint.best', 'val/accuracy', 'no such evaluation runs: all splits'),
-    ('train.log_every', '0 steps', 'more than 0'),
-    ('train.duration', '1e13 steps', 'too long: at most 1,000,000,000,000'),
-    ('train.batch_size', None, 'config.train.batch_size is None'),
-    ('optim.name', None, 'config.optim.name is None: it must have a value'),
-    ('evals.val.every', 'often', 'config.evals.val.every'),
-  ],
-)
-def test_values_are_checked(key, value, message):
-  config = config_lib.default()
-  with pytest.raises(UserError, match=r'^[^\n]*$') as error:
-    config_lib.set_value(config, key, value)
-    config_lib.check(config)
-  assert message in str(error.value)
-
-
 def test_unknown_keys_name_the_nearest():
   with pytest.raises(UserError, match=r"mean 'optim\.learning_rate'"):
     config_lib.set_value(config_lib.default(), 'optim.learning_rat', 1.0)
@@ -155,42 +109,12 @@ def test_unknown_keys_name_the_nearest():
     config_lib.check(config)
 
 
-# What people type, and a part of what they are told.
-MEANT = {
-  "optim.name='adamw(b2=0.999)'?": 'b2 optim.b2 beta2',
-  "optim.name='sgd(momentum=0.9)'?": 'momentum optim.momentum',
-  "'optim.learning_rate'?": 'lr optim.lr learning_rate LR base_lr',
-  "train.duration='10 epochs'?": 'epochs num_epochs train.epochs',
-  "train.duration='10_000 steps'?": 'steps max_steps',
-  "'train.batch_size'?": 'batch_size bs batch data.batch_size',
-  "'optim.weight_decay'?": 'wd weight_decay',
-  "'data.image_size'?": 'image_size img_size input_size resolution',
-  "init_from.path='FILE'?": 'pretrained checkpoint init_checkpoint weights',
-  "'model.stochastic_depth'?": 'drop_path model.drop_path',
-  "'model.dropout_rate'?": 'dropout',
-  "'model.num_classes'?": 'num_classes classes data.num_classes',
-  "'train.ema_decay'?": 'ema',
-  "'augment.mixup'?": 'mixup_alpha mixup',
-  "'objective.label_smoothing'?": 'label_smoothing smoothing',
-  "'optim.warmup'": 'warmup warmup_epochs',
-  "'optim.name'?": 'opt optimizer optim',
-  "'optim.schedule'?": 'scheduler lr_scheduler',
-  "'seed'?": 'random_seed train.seed',
-  "'data.num_workers'?": 'workers num_workers',
-  "'train.accumulation'?": 'accum_iter grad_accum gradient_accumulation_steps',
-  "'optim.clip_norm'?": 'grad_clip clip_grad',
-  "train.dtype='bfloat16'?": 'fp16 bf16 amp precision',
-  'it is --workdir=PATH': 'output_dir save_dir',
-  "data.name='folder:PATH'?": 'dataset data_path data_dir data',
-  "'model.name'?": 'arch model',
-  'it is a group of keys': 'train augment evals',
-  'all keys are in vit_jax/config/defaults.py': 'foo cheese xyz.abc 123',
-}
-
-
-@pytest.mark.parametrize('told', MEANT)
-def test_what_was_meant(told):
-  for typed in MEANT[told].split():
+@pytest.mark.parametrize(
+  ('_', 'words', 'told'),
+  case_files.read(pathlib.Path(__file__).with_name('meant.txt')),
+)
+def test_what_was_meant(_, words, told):
+  for typed in words.split():
     error = str(config_lib.unknown_key(config_lib.default(), typed))
     assert error.startswith(f'config has no key {typed!r}: ')
     assert told in error and '\n' not in error
@@ -263,22 +187,6 @@ def test_config_file_with_an_argument(tmp_path):
     config_lib.load(str(missing))
 
 
-def test_a_config_file_is_read_as_it_is_now(tmp_path, monkeypatch):
-  """Also where it was changed within the second, to the same size."""
-  monkeypatch.setattr(sys, 'dont_write_bytecode', False)
-  path = tmp_path / 'config.py'
-  for seed in (1, 2):
-    path.write_text(
-      'from vit_jax import config as c\n'
-      'def get_config():\n'
-      '  config = c.default()\n'
-      f'  config.seed = {seed}\n'
-      '  return config\n'
-    )
-    os.utime(path, (1e9, 1e9))
-    assert config_lib.load(path).seed == seed
-
-
 def test_an_evaluation_has_all_its_keys():
   config = config_lib.default()
   config.evals.mine = ml_collections.ConfigDict({'split': 'a', 'every': ''})
@@ -344,25 +252,8 @@ def test_load_with_overrides():
   assert config.mesh.rules == (('^head/kernel$', (None, 'fsdp')),)
   back = config_lib.from_dict(config_lib.to_dict(config))
   assert resuming.differences(config, back) == []
-
-
-@pytest.mark.parametrize(
-  ('overrides', 'message'),
-  [
-    ({'optim.lr': 1.0}, r"no key 'optim\.lr': did you mean 'optim\.learning"),
-    ({'nothing.at.all': 1}, "config has no key 'nothing.at.all'"),
-    ({'train': {}}, 'it is a group of keys, as train.accumulation'),
-    ({'train.batch_size': 'many'}, 'must be of type int'),
-    ({'train.batch_size': 1.5}, 'must be of type int'),
-    ({'data.mean': 0.5}, 'must be of type tuple'),
-    ({'train.batch_size': None}, 'it must have a value'),
-  ],
-)
-def test_load_refuses_overrides(overrides, message):
-  file = tiny.ROOT / 'configs' / 'digits.py'
-  with pytest.raises(UserError, match=message) as error:
-    config_lib.load(file, overrides)
-  assert '\n' not in str(error.value)
+  with pytest.raises(UserError, match=r"no key 'optim\.lr': did you mean"):
+    config_lib.load('digits', {'optim.lr': 1.0})
 
 
 def test_load_from_the_package(tmp_path):

@@ -1,6 +1,7 @@
 """A config file is one module, which runs once."""
 
 import importlib
+import os
 import pathlib
 import pickle
 import sys
@@ -128,8 +129,12 @@ def test_its_classes_are_those_of_a_module(place, tmp_path_factory):
   assert module.Part(module.Size(4)).size.depth == 4
 
 
-def test_it_is_read_as_it_is_now(tmp_path):
-  """Where it changed, and where a file did that it loads as it runs."""
+def test_it_is_read_as_it_is_now(tmp_path, monkeypatch):
+  """Where it changed, and where a file did that it loads as it runs.
+
+  Also within the second, to the same size.
+  """
+  monkeypatch.setattr(sys, 'dont_write_bytecode', False)
   outer, inner = tmp_path / 'outer.py', tmp_path / 'inner.py'
   outer.write_text(
     'from vit_jax import config as c\n'
@@ -144,6 +149,9 @@ def test_it_is_read_as_it_is_now(tmp_path):
       f'def get_config():\n  config = c.default()\n  config.seed = {seed}\n'
       '  return config\n'
     )
+    for path in (outer, inner):
+      os.utime(path, (1e9, 1e9))
+    assert config_lib.load(inner).seed == seed
     first = config_lib.load(outer, {'train.duration': '3 epochs'})
     assert first.seed == seed + 1
   assert config_lib.load(outer).train.duration != '3 epochs'

@@ -1,7 +1,9 @@
 """Suggestions for paths that do not exist, as errors end with them."""
 
 import os
+import pathlib
 
+import case_files
 import pytest
 
 from vit_jax import config as config_lib
@@ -23,32 +25,29 @@ def here(tmp_path, monkeypatch):
   return tmp_path
 
 
-@pytest.mark.parametrize(
-  'path, wanted',
-  [
-    ('imagess', 'images'),
-    ('Images/', 'images'),
-    ('./imags', './images'),
-    ('imagess/train/cat', 'images/train/cat'),
-    ('images/train/cats/1.jpg', 'images/train/cat/1.jpg'),
-    ('images/train/cat/1.jpeg', 'images/train/cat/1.jpg'),
-    ('images.cvs', 'images.csv'),
-    ('imagess/val', ''),  # both parts would be wrong
-    ('runs/digits_10', ''),  # another number is another thing
-    ('runs/b', ''),
-    ('b/x', ''),
-    ('photos', ''),
-    ('a\0', ''),
-    ('x' * 5000, ''),
-    ('', ''),
-  ],
-)
-def test_a_similar_path(here, path, wanted):
-  hint = f': did you mean {wanted!r}?'
-  assert nearby(path) == (hint if wanted else f' in {here}' if path else '')
-  if not wanted:
-    assert nearby(path, otherwise='; go on') == '; go on'
-    assert nearby(f'/none/{path}') == ''
+CASES = [
+  *case_files.read(pathlib.Path(__file__).with_name('near_paths.txt')),
+  *(('path', path, '') for path in ('a\0', 'x' * 5000, '')),
+]
+
+
+@pytest.mark.parametrize(('kind', 'path', 'near'), CASES)
+def test_a_similar_path(here, kind, path, near):
+  if kind == 'path':
+    hint = f': did you mean {near!r}?'
+    assert nearby(path) == (hint if near else f' in {here}' if path else '')
+    if not near:
+      assert nearby(path, otherwise='; go on') == '; go on'
+      assert nearby(f'/none/{path}') == ''
+    return
+  (here / 'photo.py').write_text('')
+  config = config_lib.default()
+  start = {'data': 'there is no', 'config': 'such file:'}[kind]
+  with pytest.raises(UserError, match=f"{start} .*did you mean '{near}'"):
+    if kind == 'config':
+      config_lib.load(path)
+    config.data.name = path
+    data.check(config)
 
 
 def test_only_what_would_do_is_suggested(here):
@@ -57,41 +56,8 @@ def test_only_what_would_do_is_suggested(here):
   assert nearby(f'{here}/run') == f": did you mean '{here}/runs'?"
 
 
-@pytest.mark.parametrize(
-  'name, wanted',
-  [
-    ('folder:imagess', 'images'),
-    ('video:imags', 'images'),
-    ('table:image.csv', 'images.csv'),
-    ('hf:./imagess', './images'),
-  ],
-)
-def test_data(here, name, wanted):
-  config = config_lib.default()
-  config.data.name = name
-  with pytest.raises(
-    UserError, match=f"there is no .* did you mean '{wanted}'"
-  ):
-    data.check(config)
-
-
 def test_checkpoints(here):
   with pytest.raises(UserError, match=r": did you mean 'runs/digits_20'\?$"):
     download.fetch('runs/digit_20')
   with pytest.raises(UserError, match=r"directory; .* write 'hf:timm/vit'$"):
     download.fetch('timm/vit')
-
-
-@pytest.mark.parametrize(
-  'path, wanted',
-  [
-    ('digitz', 'digits'),
-    ('configs/digitz.py', 'configs/digits.py'),
-    ('config/digits.py', 'configs/digits.py'),
-    ('photos.py', 'photo.py'),
-  ],
-)
-def test_configs(here, path, wanted):
-  (here / 'photo.py').write_text('')
-  with pytest.raises(UserError, match=f"such file: did you mean '{wanted}'"):
-    config_lib.load(path)

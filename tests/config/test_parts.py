@@ -80,11 +80,11 @@ LETTERS = st.sampled_from([*'ab:.(),=+-*[]{}\'"#\\\n 1_·ː', 'lambda ', 'None']
 @given(st.text() | st.lists(LETTERS, max_size=30).map(''.join))
 def test_random_texts_are_parts_or_one_line(text):
   try:
-    found = parts.parse_sum(text, KEY)
+    parsed = parts.parse_sum(text, KEY)
   except config_lib.UserError as e:
     assert '\n' not in str(e)
   else:
-    assert all(parts.parse(str(x), KEY) == x for x in found)
+    assert all(parts.parse(str(x), KEY) == x for x in parsed)
 
 
 def test_quotients_of_numbers_are_numbers():

@@ -19,64 +19,11 @@ from vit_jax.data.host import geometry
 from vit_jax.optim import optimizers
 from vit_jax.train import experiment as experiment_lib
 
-# Length and warm-up in epochs (e) or steps (s); the final rate; weight decay as
-# it is written there, and what it is multiplied by at each step: the `rate`, or
-# the `schedule` alone, which is 1 at its highest; and the norm that gradients
-# are clipped at, 0 for none.
-TRAINING = """
-vit_s16_i1k.py:90ep    90e 1024 adam 1e-3 10000s cosine 0    1e-4 schedule 1
-vit_s16_i1k.py:300ep  300e 1024 adam 1e-3 10000s cosine 0    1e-4 schedule 1
-vit_i1k.py:B/16,light1 300e 4096 adam 1e-3 10000s cosine 0   0.1  rate     1
-vit_i21k.py:L/16       300e 4096 adam 1e-3 10000s cosine 0   0.1  rate     1
-vit_i21k.py:B/16,,30ep  30e 4096 adam 1e-3 10000s cosine 0   0.1  rate     1
-vit_paper_i1k.py:L/16  300e 4096 adam 3e-3 10000s cosine 0   0.3  rate     1
-vit_paper_i1k.py:B/32,i21k 90e 4096 adam 1e-3 10000s linear 1e-5 0.03 rate 0
-mixer_i1k.py           300e 4096 adam 1e-3 10000s linear 1e-8 1e-4 schedule 1
-sam_i1k.py:B/16        300e 4096 adam 3e-3 10000s cosine 0   0.3  rate     1
-gsam_i1k.py:B/32       300e 4096 adam 3e-3 10000s linear 3e-5 0.3 rate     1
-deit_i1k.py:Ti         300e 1024 adam 1e-3 5e     cosine 1e-5 0.05 rate    0
-deit_i1k.py:B,distilled 300e 1024 adam 1e-3 5e    cosine 1e-5 0.05 rate    0
-deit3_i1k.py:S         800e 2048 lamb 4e-3 5e     cosine 1e-5 0.05 rate    1
-deit3_i1k.py:B         800e 2048 lamb 3e-3 5e     cosine 1e-5 0.05 rate    1
-deit3_i1k.py:H         800e 2048 lamb 3e-3 5e     cosine 1e-5 0.05 rate    1
-deit3_i1k.py:L,run      20e  512 adam 1e-5 5e   constant 1e-5 0.1 rate     0
-bit_transfer.py:R50x1,cifar10          10000s 512 sgd 3e-3 500s step - 0 rate 0
-bit_transfer.py:R50x1,imagenet2012     20000s 512 sgd 3e-3 500s step - 0 rate 0
-bit_transfer.py:R50x1,oxford_iiit_pet    500s 512 sgd 3e-3 100s step - 0 rate 0
-cifar100.py            100e  128 adam 1e-3 10e    cosine 0   0.05 rate     0
-"""
+TRAINING = (tiny.TESTS / 'config' / 'recipes_training.txt').read_text()
 
-# Policy, jitter, mixup, CutMix, probability of erasing, repeats; smoothing,
-# loss, start of the head's bias; dropout, stochastic depth.
-RAND, TIMM = 'randaugment', 'rand(m=9,mstd=0.5,inc=1)'
-REGULARISATION = f"""
-vit_s16_i1k.py           {RAND}(2,10) 0  .2 0 0   1 0  softmax 0    0  0
-vit_i1k.py:B/16,none     -            0  0  0 0   1 0  sigmoid -6.9 0  0
-vit_i1k.py:B/16,light1   {RAND}(2,0)  0  0  0 0   1 0  sigmoid -6.9 0  0
-vit_i1k.py:B/16,light2   {RAND}(2,10) 0  .2 0 0   1 0  sigmoid -6.9 0  0
-vit_i1k.py:B/16,medium1  {RAND}(2,15) 0  .2 0 0   1 0  sigmoid -6.9 0  0
-vit_i1k.py:B/16,medium2  {RAND}(2,15) 0  .5 0 0   1 0  sigmoid -6.9 0  0
-vit_i1k.py:B/16,strong1  {RAND}(2,20) 0  .5 0 0   1 0  sigmoid -6.9 0  0
-vit_i1k.py:B/16,strong2,0.1 {RAND}(2,20) 0 .8 0 0 1 0  sigmoid -6.9 .1 .1
-vit_i1k.py:Ti/16         {RAND}(2,0)  0  0  0 0   1 0  sigmoid -6.9 0  0
-vit_i21k.py:Ti/16        -            0  0  0 0   1 0  sigmoid -10  0  0
-vit_i21k.py:B/16         {RAND}(2,10) 0  .2 0 0   1 0  sigmoid -10  0  0
-vit_paper_i1k.py         -            0  0  0 0   1 0  sigmoid -10  .1 0
-vit_paper_i1k.py:L/32,i21k -          0  0  0 0   1 0  sigmoid -10  .1 0
-mixer_i1k.py             {RAND}(2,15) 0  .5 0 0   1 0  sigmoid -6.9 0  .1
-sam_i1k.py               -            0  0  0 0   1 0  sigmoid -10  0  0
-gsam_i1k.py              -            0  0  0 0   1 0  sigmoid -10  0  0
-deit_i1k.py              {TIMM}       0  .8 1 .25 3 .1 softmax 0    0  .1
-deit3_i1k.py:S           3augment     .3 .8 1 0   3 0  sigmoid_any 0    0  .05
-deit3_i1k.py:B           3augment     .3 .8 1 0   3 0  sigmoid_any 0    0  .2
-deit3_i1k.py:L           3augment     .3 .8 1 0   3 0  sigmoid_any 0    0  .45
-deit3_i1k.py:H           3augment     .3 .8 1 0   3 0  sigmoid_any 0    0  .6
-deit3_i1k.py:H,run       {TIMM}       0  .8 1 0   1 .1 softmax 0    0  .55
-bit_transfer.py:R50x1,cifar100       - 0 .1 0 0   1 0  softmax 0    0  0
-bit_transfer.py:R50x1,oxford_flowers102 - 0 0 0 0 1 0  softmax 0    0  0
-bit_transfer.py:R50x1,food101,75750  - 0 .1 0 0   1 0  softmax 0    0  0
-cifar100.py              autoaugment  0  1  1 .25 3 .1 softmax 0    0  .1
-"""
+REGULARISATION = (
+  tiny.TESTS / 'config' / 'recipes_regularisation.txt'
+).read_text()
 
 # At 224 px but for DeiT III, BiT and CIFAR, with 1,000 classes but for CIFAR.
 # The published sizes, with what the recipe adds to them and takes away: hidden
@@ -105,7 +52,7 @@ PARAMETERS = {
 
 def rows(table):
   """Returns the lines of a table as parameters, named by their config."""
-  lines = [line.split() for line in table.strip().splitlines()]
+  lines = [x.split() for x in table.splitlines() if not x.startswith('#')]
   return [pytest.param(*line, id=line[0]) for line in lines]
 
 

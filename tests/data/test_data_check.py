@@ -233,8 +233,8 @@ def test_a_row_with_a_bad_number_is_left_out(tmp_path):
   made = config_lib.default()
   made.data.name = f'table:{path}'
   made.data.columns.numbers = ('age',)
-  found = survey.report(survey.list_config(made))
-  (tmp_path / 'list.json').write_text(json.dumps(found))
+  report = survey.report(survey.list_config(made))
+  (tmp_path / 'list.json').write_text(json.dumps(report))
   made.data.skip_damaged = str(tmp_path / 'list.json')
   numbers = data.open_source(made, 'train').column('numbers')
   assert sorted(numbers.tolist()) == [[1.0], [2.0], [3.0]]
@@ -251,7 +251,7 @@ def test_nothing_left_is_an_error(folder, tmp_path):
     data.open_source(made, 'val')
 
 
-def test_a_list_of_other_data_is_warned_of(folder, tmp_path, monkeypatch):
+def test_a_list_for_other_data_gets_a_warning(folder, tmp_path, monkeypatch):
   """A check of one split's folder names its files in another way."""
   path, lines = tmp_path / 'list.json', []
   spoil(folder)
@@ -285,7 +285,7 @@ def test_names_are_the_same_in_all_locales(tmp_path, locale):
   assert done.returncode == 1 and 'Traceback' not in done.stderr
   shown = 'caf\\xe9' if 'PYTHONIOENCODING' in locale else 'café'
   assert f'{shown} 2' in done.stdout
-  found = json.loads(out.read_text())
-  wanted = survey.report(survey.list_folder(str(root)))
-  assert found == json.loads(json.dumps(wanted))
-  assert list(found['splits']['train']['classes']) == sorted(names)
+  report = json.loads(out.read_text())
+  expected = survey.report(survey.list_folder(str(root)))
+  assert report == json.loads(json.dumps(expected))
+  assert list(report['splits']['train']['classes']) == sorted(names)

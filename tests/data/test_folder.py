@@ -1,8 +1,10 @@
 import os
+import pathlib
 import shutil
 import sys
 
 from absl import logging
+import case_files
 import cv2
 import numpy as np
 import pytest
@@ -140,40 +142,13 @@ def test_links_are_followed_but_not_for_ever(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'names, split, message',
-  [
-    (['1.png'], 'train', 'has no folders: it needs one for each class'),
-    (['train/a/1.png'], 'val', "has no split 'val': choose from train"),
-    (['val/a/1.png'], 'train', r'has no folder train/<class>: the classes are'),
-    (
-      ['train/a/1.png', 'train/b/1.png', 'val/c/1.png'],
-      'val',
-      r'val/c is not a class of train: the classes are a, b; add such a',
-    ),
-    (
-      ['train/a/1.png', *(f'val/{x}/1.png' for x in 'abc')],
-      'val',
-      r'val/b, .*val/c are not classes of train: .* a; add such folders to',
-    ),
-    (
-      ['train/cat/1.png', 'val/Cat/1.png'],
-      'val',
-      r'val/Cat is not a class of train: .* cat; rename Cat to cat$',
-    ),
-    (
-      ['train/a/1.png', 'train/b/x.txt'],
-      'train',
-      r'train/b has no images: add',
-    ),
-    (['a/1.png', 'b/c/x.txt'], 'train', r'/b has no images: add'),
-    (['a/1.png'], 'train[:10%]', r"split 'train\[:10%\]' is empty"),
-    (['a/1.png'], 'train[', 'is not a split'),
-  ],
+  ('_', 'case', 'message'),
+  case_files.read(pathlib.Path(__file__).with_name('folders.txt')),
 )
-def test_errors_say_what_is_wrong(tmp_path, names, split, message):
-  root = write(tmp_path, *names)
+def test_errors_say_what_is_wrong(tmp_path, _, case, message):
+  names, split = case.split('; ')
   with pytest.raises(UserError, match=message):
-    open_folder(root, split)
+    open_folder(write(tmp_path, *names.split()), split)
 
 
 @pytest.mark.parametrize('names', [('test',), ('val', 'Testing')])
@@ -229,8 +204,7 @@ def test_a_run_within_its_data(tmp_path, monkeypatch):
     optim__warmup='0 steps',
     evals__val__split='',
   )
-  for name in 'xy':
-    assert loop.run(config, str(tmp_path / 'runs' / name)).status == 0
+  assert loop.run(config, str(tmp_path / 'runs' / 'x')).status == 0
   assert open_folder(tmp_path).classes == ('a', 'b')
 
 
@@ -316,32 +290,6 @@ def test_test_stands_for_a_val_that_is_not_there(tmp_path, monkeypatch):
   assert read(val) == read(test) and val.fingerprint() == test.fingerprint()
   assert lines == [f'{root} has no val: test is taken for it']
   assert len(open_folder(root, 'all')) == 3  # each once
-
-
-@pytest.mark.parametrize(
-  'names, message',
-  [
-    (
-      ['train/a/1.png', 'val/a/1.png', 'Valid/a/1.png'],
-      "has both Valid and val: which is the split 'val'",
-    ),
-    (
-      ['training/1.png', 'validation/2.png'],
-      'has no classes, only training, validation, which are named as splits',
-    ),
-    (
-      ['train/steam/1.png', 'bus/1.png'],
-      'beside them bus, with images of its own: if it is a class, move it',
-    ),
-    (
-      ['dev/2020/1.png', 'ops/2020/1.png'],
-      'has no folder train/<class>.* If dev are classes, put all',
-    ),
-  ],
-)
-def test_what_may_be_a_split_or_a_class_is_asked(tmp_path, names, message):
-  with pytest.raises(UserError, match=message):
-    open_folder(write(tmp_path, *names))
 
 
 def test_split_without_classes_is_left_out_with_a_word(tmp_path, monkeypatch):

@@ -30,6 +30,8 @@ from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 from vit_jax.train import model_inputs
 
+pytestmark = pytest.mark.usefixtures('programs_once')
+
 MEANS = {'bright': 2500, 'dim': 800}  # of 12 bits
 
 
@@ -261,26 +263,3 @@ def test_sample_does_not_depend_on_the_seed(folder):
   first, again = (intensity.count_values(source, 16, 1, 8) for _ in range(2))
   np.testing.assert_array_equal(first.counts, again.counts)
   assert first.images == 8 and first.counts.sum() == 8 * 9 * 8
-
-
-@pytest.mark.parametrize(
-  'settings, message',
-  [
-    ({'intensity': 'percentile(1,99)'}, "data.intensity is .*'percentiles'"),
-    ({'intensity': 'percentiles(99,1)'}, 'data.intensity=.* less than high'),
-    ({'intensity': 'percentiles(0, 101)'}, 'high is 101.0: it must be in'),
-    ({'intensity': 'percentiles(99)'}, "needs the option 'high'"),
-    ({'intensity': 'percentiles(0.5.5,99)'}, 'data.intensity is'),
-    ({'intensity': 'percentiles(.,99)'}, 'data.intensity is'),
-    ({'intensity': (5, 5)}, 'data.intensity is'),
-    ({'intensity': (0, 'x')}, 'data.intensity is'),
-    ({'intensity': (0, 1e9)}, 'from 0 to 65535'),
-    ({'intensity_window': (0, 9)}, 'set config.data.intensity alone'),
-    ({'bits': 12}, 'choose 8 or 16'),
-  ],
-)
-def test_values_are_checked(settings, message):
-  made = config_lib.default()
-  tiny.change(made, settings, 'data.')
-  with pytest.raises(UserError, match=message):
-    data.check(made)

@@ -4,8 +4,6 @@ import io
 import itertools
 import json
 import re
-import struct
-import zlib
 
 from absl import logging
 import numpy as np
@@ -38,7 +36,7 @@ def encoded(labels: np.ndarray, palette: bool = False) -> bytes:
   return file.getvalue()
 
 
-def labels_of(number: int, size=(20, 24)) -> np.ndarray:
+def make_labels(number: int, size=(20, 24)) -> np.ndarray:
   y, x = np.mgrid[: size[0], : size[1]]
   labels = ((y // 7 + x // 5 + number) % 3).astype(np.uint8)
   labels[0, :3] = 255
@@ -53,7 +51,7 @@ def write(root, images, maps, names=('a', 'b', 'c'), **how):
     for path in (image, labels):
       path.parent.mkdir(parents=True, exist_ok=True)
     image.write_bytes(stand_in.png(stand_in.pixels(i, 20, 24)))
-    labels.write_bytes(encoded(labels_of(i), **how))
+    labels.write_bytes(encoded(make_labels(i), **how))
   return root
 
 
@@ -99,7 +97,7 @@ def test_layouts(tmp_path, train, val, palette):
   (batch,) = data.eval_batches(
     other, make_config(tmp_path, eval_resize=(20, 24)), batch_size=1
   )
-  np.testing.assert_array_equal(batch['map'][0], labels_of(0)[2:18, 3:21])
+  np.testing.assert_array_equal(batch['map'][0], make_labels(0)[2:18, 3:21])
 
 
 def test_one_split_and_its_slices(tmp_path):
@@ -114,7 +112,7 @@ def test_one_split_and_its_slices(tmp_path):
 @pytest.mark.parametrize('bits', [1, 2, 4, 8, 16])
 def test_labels_of_all_depths(tmp_path, bits):
   root = write(tmp_path, 'images', 'masks', names=('a',))
-  labels = labels_of(0) % min(3, 2**bits)
+  labels = make_labels(0) % min(3, 2**bits)
   if bits == 16:
     file = encoded(labels.astype(np.uint16))
   elif bits == 8:
@@ -130,21 +128,9 @@ def test_labels_of_all_depths(tmp_path, bits):
 
 def shallow(labels: np.ndarray, bits: int) -> bytes:
   """Returns a grey PNG of fewer than 8 bits, which Pillow does not write."""
-
-  def chunk(kind: bytes, content: bytes) -> bytes:
-    checksum = struct.pack('>I', zlib.crc32(kind + content))
-    return struct.pack('>I', len(content)) + kind + content + checksum
-
-  each = (labels[..., None] >> np.arange(bits)[::-1]) & 1
-  rows = np.packbits(each.reshape(len(labels), -1), axis=1)
-  lines = b''.join(b'\0' + row.tobytes() for row in rows)
-  size = struct.pack('>IIBBBBB', *labels.shape[::-1], bits, 0, 0, 0, 0)
-  return (
-    b'\x89PNG\r\n\x1a\n'
-    + chunk(b'IHDR', size)
-    + chunk(b'IDAT', zlib.compress(lines))
-    + chunk(b'IEND', b'')
-  )
+  planes = (labels[..., None] >> np.arange(bits)[::-1]) & 1
+  rows = np.packbits(planes.reshape(len(labels), -1), axis=1)
+  return stand_in.raw_png([x.tobytes() for x in rows], labels.shape, bits)
 
 
 def read_all(root, **settings):
@@ -157,11 +143,14 @@ def test_errors_of_files_name_them(tmp_path):
   root = write(tmp_path, 'images', 'masks')
   path = root / 'masks/b.png'
   good = path.read_bytes()
-  wrong = labels_of(1)
+  wrong = make_labels(1)
   wrong[4, 6] = 3
   colours = stand_in.png(stand_in.pixels(0, 20, 24))
   for content, message in [
-    (encoded(labels_of(1, (20, 23))), r'\(20, 23\), but its image .*b.png has'),
+    (
+      encoded(make_labels(1, (20, 23))),
+      r'\(20, 23\), but its image .*b.png has',
+    ),
     (encoded(wrong), 'has label 3 in row 4, column 6, but labels are from 0'),
     (colours, 'holds colours, and not a label for each pixel'),
     (good[: len(good) // 2], 'is damaged'),
@@ -207,13 +196,13 @@ def test_maps_are_laid_out_as_their_images(tmp_path):
 def test_check_finds_what_is_wrong_with_maps(tmp_path):
   root = write(tmp_path, 'images/train', 'masks/train')
   write(root, 'images/val', 'masks/val')
-  (root / 'masks/val/b.png').write_bytes(encoded(labels_of(1, (20, 23))))
-  found = survey.report(survey.list_folder(str(root)))
-  assert {x: y['examples'] for x, y in found['splits'].items()} == {
+  (root / 'masks/val/b.png').write_bytes(encoded(make_labels(1, (20, 23))))
+  report = survey.report(survey.list_folder(str(root)))
+  assert {x: y['examples'] for x, y in report['splits'].items()} == {
     'train': 3,
     'val': 3,
   }
-  (damaged,) = found['damaged']
+  (damaged,) = report['damaged']
   assert damaged['id'] == 'images/val/b.png' and damaged['split'] == 'val'
   assert 'masks/val/b.png has (height, width) (20, 23)' in damaged['problem']
 
@@ -238,7 +227,7 @@ def test_errors_of_the_classes(tmp_path, text, message):
 def test_many_classes_have_a_wide_ignore(tmp_path):
   root = write(tmp_path, 'images', 'masks', names=('a',))
   (root / 'classes.txt').write_text('\n'.join(map(str, range(300))))
-  wide = labels_of(0).astype(np.uint16)
+  wide = make_labels(0).astype(np.uint16)
   wide[5, 5], wide[0, :3] = 299, 65535
   (root / 'masks/a.png').write_bytes(encoded(wide))
   (batch,) = read_all(root, source_size=(20, 24))
@@ -293,7 +282,7 @@ def inside(labels: np.ndarray) -> np.ndarray:
 def cityscapes(root):
   """Writes folders as Cityscapes has them; a map has stored 7, 11 or 3."""
   (root / 'classes.txt').write_text('road\nbuilding\n')
-  stored = np.array([7, 11, 3], np.uint8)[labels_of(0) % 3]
+  stored = np.array([7, 11, 3], np.uint8)[make_labels(0) % 3]
   for name in ('a_0', 'a_1'):
     image = root / 'leftImg8bit/train/a' / f'{name}_leftImg8bit.png'
     labels = root / 'gtFine/train/a' / f'{name}_gtFine_labelIds.png'
@@ -323,9 +312,9 @@ def test_maps_of_codes(tmp_path, kind):
   source = data.open_source(config, 'train')
   assert len(source) == 2
   found = source.read(0).values['map']
-  wanted = np.full(stored.shape, 255)
-  wanted[stored == 7], wanted[stored == 11] = 0, 1
-  np.testing.assert_array_equal(found, wanted)
+  expected = np.full(stored.shape, 255)
+  expected[stored == 7], expected[stored == 11] = 0, 1
+  np.testing.assert_array_equal(found, expected)
   batch = next(iter(data.eval_batches(source, config, batch_size=2)))
   assert set(np.unique(batch['map'])) == {0, 1, 255}
   config.data.map.suffix = '_gtFine_labelIds'
@@ -370,7 +359,7 @@ def test_scaled_crops(tmp_path):
       assert (labels[inside[0] :] == 255).all()
       assert (labels[1 : inside[0], 3 : inside[1]] != 255).all()
     if zoom == 1.0:
-      whole = labels_of(0)
+      whole = make_labels(0)
       boxes = np.lib.stride_tricks.sliding_window_view(whole, (16, 18))
       assert (boxes == batch['map'][0]).all(axis=(2, 3)).any()
   config.data.source_size = (20, 24)
@@ -386,7 +375,7 @@ def voc(root, classes=None):
   for i, name in enumerate(('a', 'b', 'c')):
     image = Image.fromarray(stand_in.pixels(i, 20, 24))
     image.save(root / 'JPEGImages' / f'{name}.jpg')
-    labels = encoded(labels_of(i), palette=True)
+    labels = encoded(make_labels(i), palette=True)
     (root / 'SegmentationClass' / f'{name}.png').write_bytes(labels)
   (root / 'JPEGImages' / 'without_a_map.jpg').write_bytes(b'')
   lists = root / 'ImageSets' / 'Segmentation'
@@ -398,22 +387,15 @@ def voc(root, classes=None):
   return root
 
 
-@pytest.mark.parametrize('encoding', ['utf-8-sig', 'utf-16'])
-def test_lists_with_a_byte_order_mark(tmp_path, encoding):
-  root = voc(tmp_path, CLASSES)
-  for path in (root / 'classes.txt', *root.glob('ImageSets/*/*.txt')):
+@pytest.mark.parametrize(
+  ('classes', 'encoding'),
+  [(None, 'utf-8'), (CLASSES, 'utf-8-sig'), (CLASSES, 'utf-16')],
+)
+def test_lists_of_pascal_voc(tmp_path, classes, encoding):
+  voc(tmp_path, classes)
+  for path in tmp_path.rglob('*.txt'):
     path.write_bytes(path.read_text('utf-8').encode(encoding))
-  source = open_pairs(root)
-  assert source.classes == CLASSES
-  assert {source.id(i) for i in range(len(source))} == {
-    'JPEGImages/a.jpg',
-    'JPEGImages/b.jpg',
-  }
-
-
-@pytest.mark.parametrize('classes', [None, CLASSES])
-def test_lists_of_pascal_voc(tmp_path, classes):
-  source = open_pairs(voc(tmp_path, classes))
+  source = open_pairs(tmp_path)
   assert len(source) == 2 and len(source.classes) == len(classes or range(21))
   assert source.classes[0] == (classes or ('background',))[0]
   assert {source.id(i) for i in range(2)} == {
@@ -471,14 +453,14 @@ def test_columns_of_images_and_maps(tmp_path, kind):
   data.check(config)
   source = data.open_source(config, 'train')
   assert source.features == open_pairs(tmp_path).features
-  batch, wanted = (
+  batch, expected = (
     next(iter(data.eval_batches(x, config, batch_size=3)))
     for x in (source, open_pairs(tmp_path))
   )
-  keys = [[m.tobytes() for m in x['map']] for x in (batch, wanted)]
+  keys = [[m.tobytes() for m in x['map']] for x in (batch, expected)]
   assert sorted(keys[0]) == sorted(keys[1])
   for i, key in enumerate(keys[0]):
-    other = wanted['image'][keys[1].index(key)]
+    other = expected['image'][keys[1].index(key)]
     np.testing.assert_array_equal(batch['image'][i], other)
   assert source.fingerprint() == data.open_source(config, 'train').fingerprint()
 
@@ -542,16 +524,16 @@ def test_classes_that_no_training_map_has(
     experiment_lib.build(config)
     said = [x for x in lines if re.search(f'train: {message}', x)]
     assert len(said) == bool(message) == any('none of the' in x for x in lines)
-  found = survey.report(survey.list_config(config))
-  assert survey.is_bad(found) == stops
-  lines = [*found['problems'], *found['warnings']]
-  lines += [x['problem'] for x in found['damaged']]
+  report = survey.report(survey.list_config(config))
+  assert survey.is_bad(report) == stops
+  lines = [*report['problems'], *report['warnings']]
+  lines += [x['problem'] for x in report['damaged']]
   assert bool(lines) == bool(message)
   assert all(re.search(message, x) for x in lines)
-  if not found['damaged']:
-    areas = found['maps']['map']['train']
+  if not report['damaged']:
+    areas = report['maps']['map']['train']
     assert sum(areas['classes'].values()) + areas['ignored'] == 5 * 20 * 24
-    text = survey.as_text(found)
+    text = survey.as_text(report)
     assert ('nothing is wrong' in text) != bool(message)
 
 
@@ -571,7 +553,7 @@ def test_a_run_reads_few_of_many_maps(tmp_path, monkeypatch):
 @pytest.mark.parametrize('how', ['stored', 'shown', 'both say'])
 def test_a_map_of_a_turned_photo(how, size, orientation, tmp_path):
   """It is turned where it has the stored pixels, or refused if unclear."""
-  labels = labels_of(1, size)
+  labels = make_labels(1, size)
   grey = np.where(labels == 255, 0, labels * 100)  # the photo shows its map
   photo = Image.fromarray(np.stack([grey] * 3, axis=-1).astype(np.uint8))
   exif = Image.Exif()
@@ -596,8 +578,8 @@ def test_a_map_of_a_turned_photo(how, size, orientation, tmp_path):
     message = f'a.png is turned by its EXIF orientation {orientation}, and'
     with pytest.raises(UserError, match=message):
       next(iter(batches))
-    (found,) = survey.report(survey.list_config(config))['damaged']
-    assert message in found['problem'] and '\n' not in found['problem']
+    (damaged,) = survey.report(survey.list_config(config))['damaged']
+    assert message in damaged['problem'] and '\n' not in damaged['problem']
     return
   (batch,) = batches
   shown = ImageOps.exif_transpose(Image.open(tmp_path / 'images' / 'a.png'))

@@ -225,12 +225,12 @@ def test_channels_are_resized_each_by_itself(channels):
   preprocess = data.Preprocess(
     (), (20, 16), channels, (0.0,), (1 / 255,), interpolation='bicubic'
   )
-  found = preprocess(image)[0]
+  pixels = preprocess(image)[0]
   for c in range(channels):
-    wanted = Image.fromarray(image[..., c]).resize(
+    expected = Image.fromarray(image[..., c]).resize(
       (16, 20), Image.Resampling.BICUBIC
     )
-    np.testing.assert_allclose(found[..., c], wanted, atol=1e-4)
+    np.testing.assert_allclose(pixels[..., c], expected, atol=1e-4)
 
 
 def test_a_damaged_file_is_still_named(tmp_path, jpegs):

@@ -28,12 +28,12 @@ def test_takes_whatever_holds_an_image(tmp_path):
   path.write_bytes(stand_in.png(IMAGE))
   kinds = [str(path), path, path.read_bytes(), Image.fromarray(IMAGE), IMAGE]
   kinds.append(IMAGE.astype(np.uint16) * 257)
-  found = preprocess(kinds)
-  assert found.shape == (6, 16, 20, 3) and found.dtype == np.float32
-  assert (found == found[:1]).all()
+  images = preprocess(kinds)
+  assert images.shape == (6, 16, 20, 3) and images.dtype == np.float32
+  assert (images == images[:1]).all()
   for kind in kinds:
-    np.testing.assert_array_equal(preprocess(kind), found[:1])
-  np.testing.assert_array_equal(preprocess(np.stack([IMAGE] * 2)), found[:2])
+    np.testing.assert_array_equal(preprocess(kind), images[:1])
+  np.testing.assert_array_equal(preprocess(np.stack([IMAGE] * 2)), images[:2])
 
 
 def test_equals_evaluation(tmp_path):
@@ -43,8 +43,8 @@ def test_equals_evaluation(tmp_path):
   source = data.open_source(config, 'train')
   batch = next(data.eval_batches(source, config, batch_size=6))
   preprocess = data.Preprocess.from_config(config, source.features)
-  found = preprocess([source.read(i).origin for i in range(6)])
-  np.testing.assert_allclose(found, batch['image'] / 127.5 - 1, atol=1e-6)
+  images = preprocess([source.read(i).origin for i in range(6)])
+  np.testing.assert_allclose(images, batch['image'] / 127.5 - 1, atol=1e-6)
 
 
 def test_json_round_trip():

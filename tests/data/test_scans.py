@@ -552,18 +552,3 @@ def test_a_map_of_a_scan_with_one_class_stops_a_run(tmp_path):
     class_areas.check('train', source, 'map')
   found = survey.report(survey.list_config(config))
   assert survey.is_bad(found) and 'organ' in found['problems'][0]
-
-
-@pytest.mark.parametrize(
-  ('key', 'value'),
-  [
-    ('spacing', (1.0, 1.0)),
-    ('window', (5, 2)),
-    ('window', 'percentiles(9,3)'),
-    ('spacing', (0.0, 1.0, 1.0)),
-  ],
-)
-def test_keys_are_checked(key, value, tmp_path):
-  config = make_config(tmp_path, **{key: value})
-  with pytest.raises(UserError, match=rf'config\.data\.volume\.{key}( is|=)'):
-    data.check(config)

@@ -1,12 +1,15 @@
 """Tables as sources: CSV, TSV and Parquet."""
 
+import ast
 import csv
 import importlib.util
 import io
 import json
 import os
+import pathlib
 import re
 
+import case_files
 import commands
 import numpy as np
 import pytest
@@ -153,8 +156,8 @@ def test_classes_have_one_order(tmp_path):
   names = [f'{i:0{width}}' for i in range(1, 9) for width in (1, 2, 3)]
   lines = ''.join(f'{name}.png,{name}\n' for name in names)
   (tmp_path / 'a.csv').write_text('file,class\n' + lines)
-  wanted = [f'{i:0{width}}' for i in range(1, 9) for width in (3, 2, 1)]
-  assert open_table(tmp_path / 'a.csv').classes == (*wanted,)
+  expected = [f'{i:0{width}}' for i in range(1, 9) for width in (3, 2, 1)]
+  assert open_table(tmp_path / 'a.csv').classes == (*expected,)
 
 
 def write_parquet(path, **columns):
@@ -195,38 +198,14 @@ def test_images_that_are_none_name_the_row(tmp_path, images):
 
 
 @pytest.mark.parametrize(
-  ('text', 'columns', 'message'),
-  [
-    ('', {}, 'a.csv is empty'),
-    ('path,label\n', {}, 'has no rows'),
-    ('path,label\nx.png\n', {}, 'row 1: it has 1 cells.* 2 columns'),
-    ('path,label\nx.png,\n', {}, "row 1: column 'label' is empty"),
-    ('a,b\nx.png,y\n', {}, 'say which has the images'),
-    (
-      'path,label\nx.png,y\n',
-      {'label': 'lable'},
-      "'lable'.* path, label",
-    ),
-    ('path,w\nx.png,y\n', {'numbers': ('w',)}, "row 1: w is 'y', which is no"),
-    ('path,w\nx.png,nan\n', {'numbers': ('w',)}, 'are not 1 finite numbers'),
-    (
-      'path,label\nx.png,y\n',
-      {},
-      'row 1: .*x.png cannot be read: No such file',
-    ),
-    ('path,label\n,y\n', {}, 'row 1: there is no image'),
-    (
-      'path,label,split\nx.png,y,train\nx.png,z,test\n',
-      {},
-      "row 2: 'z' is not a class of train: .* y; give train rows of it, or",
-    ),
-    ('path,label\n"x.png,y\n', {}, 'is damaged'),
-    ('path,label,label\nx.png,y,z\n', {}, "two columns 'label'"),
-    ('path,label\nx\0.png,y\n', {}, 'row 1: .*cannot be read'),
-    ('path,label\n\udcff,y\n', {}, 'is not UTF-8'),
-  ],
+  ('_', 'case', 'message'),
+  case_files.read(pathlib.Path(__file__).with_name('tables.txt')),
 )
-def test_mistakes_name_the_row(tmp_path, text, columns, message):
+def test_mistakes_name_the_row(tmp_path, _, case, message):
+  text, _, named = case.partition(' | ')
+  text = '' if text == '-' else text.encode().decode('unicode_escape')
+  call = ast.parse(f'dict({named})', mode='eval').body
+  columns = {x.arg: ast.literal_eval(x.value) for x in call.keywords}
   path = tmp_path / 'a.csv'
   path.write_bytes(text.encode('utf-8', 'surrogateescape'))
   with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):

@@ -5,7 +5,6 @@ import json
 import os
 import tarfile
 
-import methods
 import pytest
 import stand_in
 import tiny
@@ -14,7 +13,6 @@ from vit_jax import data
 from vit_jax.config import UserError
 from vit_jax.data import features
 from vit_jax.data import target_kinds
-from vit_jax.train import loop
 
 CLASSES = ('2', '10', '2', '7', '10', '7')
 
@@ -312,23 +310,6 @@ def test_classes_and_texts_are_those_of_the_index(tmp_path):
   assert again.fingerprint() == first.fingerprint()
   found = sorted(again.captions(i)[0] for i in range(2))
   assert found == ['one', long.strip()]
-
-
-def test_a_run_resumes_to_the_bit(shards, tmp_path):
-  config = tiny.config(
-    data__name=f'tar:{shards}',
-    data__split='train',
-    data__image_size=8,
-    data__channels=3,
-    train__batch_size=8,
-    train__duration='4 steps',
-    evals__val__split='val',
-    checkpoint__every='2 steps',
-  )
-  assert loop.run(config, str(tmp_path / 'whole')).status == 0
-  methods.assert_resumes_to_the_bit(
-    config, tmp_path / 'whole', tmp_path / 'copy'
-  )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 import json
 import os
+import pathlib
 
+import case_files
 import cloudpickle
 import commands
 import numpy as np
@@ -87,27 +89,10 @@ def test_tensorflow_is_not_imported(data_dir):
 
 
 @pytest.mark.parametrize(
-  'name, message',
-  [
-    (
-      'cifar10',
-      r"cifar10 is not prepared in .*/cifar10/.*: run pip install -e '\.\[pre"
-      r"pare\]' && python scripts/prepare_tfds.py cifar10 --data_dir=/.*$",
-    ),
-    ('cifr10', "no TFDS dataset 'cifr10': did you mean cifar10"),
-    ('cifar-10', "no TFDS dataset 'cifar-10': did you mean cifar10\\?$"),
-    ('imagenet', 'did you mean imagenet2012\\?$'),
-    ('webdataset', 'they are listed at https://www.tensorflow.org'),
-    ('csv:labels.csv', "'folder:PATH', .*'csv:' is not known$"),
-    ('webdataset:x', "Python finds no module 'webdataset'"),
-    ('huggingface:mnist', "Python finds no module 'huggingface'"),
-    ('s3://bucket/images', "'s3:' is not known$"),
-    ('cifar10:0.0.1', "'cifar10:0.0.1': Dataset cifar10 cannot be loaded at"),
-    ('stand_in:2.0.0', "'stand_in:2.0.0'"),
-    ('cifar10/blue', "'cifar10/blue': BuilderConfig blue not found"),
-  ],
+  ('_', 'name', 'message'),
+  case_files.read(pathlib.Path(__file__).with_name('tfds_names.txt')),
 )
-def test_errors_say_what_to_do(data_dir, name, message):
+def test_errors_say_what_to_do(data_dir, _, name, message):
   with pytest.raises(UserError, match=message) as e:
     open_tfds(name, data_dir)
   assert '\n' not in str(e.value)
@@ -156,23 +141,11 @@ def test_datasets_of_other_kinds_are_refused(tmp_path):
     return tfds.features.Image(shape=(4, 5, 3))
 
   def write(*keys: str) -> str:
-    class Odd(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-      VERSION = tfds.core.Version('1.0.0')
-      name = f'odd_{"_".join(keys)}'
-
-      def _info(self) -> tfds.core.DatasetInfo:
-        features = tfds.features.FeaturesDict({k: feature(k) for k in keys})
-        return tfds.core.DatasetInfo(builder=self, features=features)
-
-      def _split_generators(self, dl_manager):
-        return {'train': self._generate_examples()}
-
-      def _generate_examples(self):
-        image = stand_in.png(np.zeros((4, 5, 3), np.uint8))
-        yield 0, {k: -1 if 'label' in k else image for k in keys}
-
-    Odd(data_dir=tmp_path, file_format='array_record').download_and_prepare()
-    return Odd.name
+    image = stand_in.png(np.zeros((4, 5, 3), np.uint8))
+    example = {k: -1 if 'label' in k else image for k in keys}
+    features = {k: feature(k) for k in keys}
+    name = f'odd_{"_".join(keys)}'
+    return stand_in.write_dataset(tmp_path, name, features, train=[example])
 
   with pytest.raises(UserError, match='it has no features of type ClassLabel'):
     open_tfds(write('image'), tmp_path)
@@ -191,30 +164,20 @@ def test_captions_of_coco(tmp_path):
 
   texts = [[f'the {i}th of {n}' for i in range(n)] for n in (5, 1, 3, 2)]
 
-  class Pairs(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-    VERSION = tfds.core.Version('1.0.0')
-
-    def _info(self) -> tfds.core.DatasetInfo:
-      features = {
-        'image': tfds.features.Image(shape=(None, None, 3)),
-        'captions': tfds.features.Sequence(
-          {'id': np.int64, 'text': tfds.features.Text()}
-        ),
-      }
-      return tfds.core.DatasetInfo(
-        builder=self, features=tfds.features.FeaturesDict(features)
-      )
-
-    def _split_generators(self, dl_manager):
-      return {'train': self._generate_examples()}
-
-    def _generate_examples(self):
-      for i, each in enumerate(texts):
-        captions = [{'id': k, 'text': x} for k, x in enumerate(each)]
-        image = stand_in.png(stand_in.pixels(i, 8, 8))
-        yield i, {'image': image, 'captions': captions}
-
-  Pairs(data_dir=tmp_path, file_format='array_record').download_and_prepare()
+  features = {
+    'image': tfds.features.Image(shape=(None, None, 3)),
+    'captions': tfds.features.Sequence(
+      {'id': np.int64, 'text': tfds.features.Text()}
+    ),
+  }
+  examples = [
+    {
+      'image': stand_in.png(stand_in.pixels(i, 8, 8)),
+      'captions': [{'id': k, 'text': x} for k, x in enumerate(captions)],
+    }
+    for i, captions in enumerate(texts)
+  ]
+  stand_in.write_dataset(tmp_path, 'pairs', features, train=examples)
   settings = {'tokenizer': 'words', 'text_length': 8, 'image_size': 8}
   config = config_lib.default()
   config.data.update(name='pairs', dir=str(tmp_path), **settings)

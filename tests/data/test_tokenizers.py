@@ -51,10 +51,10 @@ def test_clip_cleans_and_pads(merges):
   tokenizer = tokenizers.Clip(merges, length=6)
   assert tokenizer.vocabulary == 517
   a = ord('a') - ord('!')
-  found = tokenizer(['CAT', ' cat  \n&#99;at', 'a', ''])
-  assert found.dtype == np.int32
+  tokens = tokenizer(['CAT', ' cat  \n&#99;at', 'a', ''])
+  assert tokens.dtype == np.int32
   np.testing.assert_array_equal(
-    found,
+    tokens,
     [
       [_START, 513, _END, 0, 0, 0],
       [_START, 513, 513, _END, 0, 0],

@@ -12,7 +12,6 @@ import vit_jax
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import evaluate
-from vit_jax import objectives
 from vit_jax.config import UserError
 from vit_jax.data import cache
 from vit_jax.data import features
@@ -218,35 +217,6 @@ def test_bad_files_are_named(name, change, message, tmp_path):
   assert '\n' not in str(found.value)
 
 
-@pytest.mark.parametrize(
-  ('settings', 'message'),
-  [
-    ({'data__image_size': 24}, r'are videos: write \(frames, height, width\)'),
-    ({'data__image_size': (12, 24, 24)}, 'spans 12 frames'),
-    ({'data__channels': 3}, 'the videos of moving_digits have 1'),
-    ({'data__video__stride': 0}, r'video\.stride is 0'),
-    ({'data__video__short': 'loop'}, r"short is 'loop': choose one of"),
-    ({'data__source_size': (24, 24)}, r'write \(frames, height, width\)'),
-    ({'augment__policy': 'trivialaugment'}, 'are videos: leave it out'),
-    ({'data__name': 'video:/no/folder'}, 'there is no folder'),
-  ],
-)
-def test_mistakes_get_one_line(settings, message):
-  config = make_config(model__num_classes=8, **settings)
-  with pytest.raises(UserError, match=message):
-    data.check(config)
-    source = data.open_source(config, 'train')
-    objectives.create(config, source.features)
-    views.train_transform(config, source.features)
-
-
-def test_an_image_is_no_video():
-  config = make_config('digits', size=(4, 8, 8), model__num_classes=10)
-  source = data.open_source(config, 'train')
-  with pytest.raises(UserError, match='are images'):
-    objectives.create(config, source.features)
-
-
 def test_what_a_feature_stores_comes_back():
   video = input_kinds.Video(None, 3, 2, 'pad')
   assert features.from_dict(video.to_dict()) == video
@@ -271,8 +241,8 @@ def test_a_run_names_the_classes_of_files(tmp_path, capsys):
     evals__val__split='val',
     evals__val__every='',
   )
-  found = vit_jax.train(config, run)
-  assert found.metrics['val/accuracy'] == 1.0
+  results = vit_jax.train(config, run)
+  assert results.metrics['val/accuracy'] == 1.0
   val = root / 'val' / 'brighter'
   paths = [val / 'a.mp4', val / 'c', root / 'val' / 'darker' / 'deep']
   assert commands.run(predict, f'--from={run}', '--top=1', *paths) == 0

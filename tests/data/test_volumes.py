@@ -6,7 +6,6 @@ import stand_in
 
 from vit_jax import config as config_lib
 from vit_jax import data
-from vit_jax.config import UserError
 from vit_jax.data.device import views
 
 SIZE = (16, 12, 12)
@@ -94,16 +93,3 @@ def test_crops_around_foreground():
   assert (labels[:, 4, 4, 4] == 2).all()
   batch['map'][:] = 0  # then anywhere
   assert transform(batch, stand_in.rows(*range(6)))['map'].shape == (6, 8, 8, 8)
-
-
-def test_mistakes_get_one_line():
-  with pytest.raises(UserError, match='write \\(depth, height, width\\)'):
-    open_volumes(source_size=(16, 16))
-  config = make_config()
-  config.augment.mixup = 0.5
-  source = data.open_source(config, 'train')
-  with pytest.raises(UserError, match=r'augment\.mixup changes images'):
-    views.train_transform(config, source.features)
-  config.augment.volume.flip = 2.0
-  with pytest.raises(UserError, match=r'augment\.volume\.flip is 2\.0'):
-    data.check(config)

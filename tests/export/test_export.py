@@ -8,6 +8,7 @@ import json
 import logging
 import pathlib
 
+import case_files
 import commands
 import documented
 import jax
@@ -46,42 +47,25 @@ VIT = {
   'num_heads': 3,
   'depth': 2,
 }
-# All that the models have.
+
+
+def read_model(text):
+  """Returns the keys of a model of models.txt."""
+  keys = {}
+  for setting in filter(None, text.split('; ')):
+    key, _, value = setting.partition('=')
+    try:
+      keys[key] = ast.literal_eval(value)
+    except (SyntaxError, ValueError):
+      keys[key] = value
+  return keys if 'name' in keys else VIT | keys
+
+
 MODELS = {
-  'token': VIT,
-  'gap, sincos2d': VIT
-  | {
-    'positions': 'sincos2d',
-    'mlp': "mlp(gelu='exact')",
-    'pool': 'mean(norm_after=True)',
-    'head': 'linear(pre_logits=8)',
-  },
-  'map, registers': VIT
-  | {
-    'attention': 'attention(qk_norm=True)',
-    'mlp': 'swiglu',
-    'block': 'block(layer_scale=0.5)',
-    'pool': 'map',
-    'registers': 2,
-  },
-  'two heads': VIT | {'distillation_token': True},
-  'features': VIT | {'pool': 'token_and_mean', 'num_classes': 0},
-  'hybrid': VIT
-  | {'patch_size': 2, 'patches': 'hybrid(stages=(1, 1), width=32)'},
-  'Mixer': {
-    'name': 'Mixer-B/8',
-    'hidden_size': 24,
-    'tokens_mlp_dim': 20,
-    'mlp_dim': 48,
-    'depth': 2,
-  },
-  'BiT': {
-    'name': 'BiT-R50x1',
-    'stages': (1, 2),
-    'stem_width': 16,
-    'channels': (32, 64),
-    'num_groups': 4,
-  },
+  name: read_model(text)
+  for _, name, text in case_files.read(
+    pathlib.Path(__file__).with_name('models.txt')
+  )
 }
 
 
@@ -206,10 +190,10 @@ def test_the_command(form, digits_run, tmp_path, caplog, monkeypatch):
   ]
   assert sorted(x.name for x in tmp_path.iterdir()) == [path.name, *beside]
   run = vit_jax.load(digits_run)
-  found = facts(path, form)
-  assert data.Preprocess.from_dict(found) == run.preprocess
+  process = facts(path, form)
+  assert data.Preprocess.from_dict(process) == run.preprocess
   pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 1), np.uint8)
-  images = (pixels / 255 - found['mean']) / found['std']  # as documented
+  images = (pixels / 255 - process['mean']) / process['std']  # as documented
   images = images.astype(np.float32)
   if form == 'onnx':
     (answers,) = session(path.read_bytes()).run(None, {'images': images})
@@ -355,16 +339,12 @@ def test_a_full_disk(tmp_path, monkeypatch):
 
 
 @needs_flatbuffers
-def test_a_folder_that_cannot_be_written(monkeypatch):
-  """It is found before anything is converted."""
-  monkeypatch.setitem(export._CONVERT, 'stablehlo', None)
-  path = pathlib.Path('/proc/self/x')
-  with pytest.raises(UserError, match='cannot write /proc/self/x: '):
-    export.write(loaded('token'), path, 'stablehlo')
-
-
-@needs_flatbuffers
-def test_a_model_that_is_too_large(tmp_path, monkeypatch):
+def test_what_is_found_before_anything_is_converted(tmp_path, monkeypatch):
+  with monkeypatch.context() as patch:
+    patch.setitem(export._CONVERT, 'stablehlo', None)
+    path = pathlib.Path('/proc/self/x')
+    with pytest.raises(UserError, match='cannot write /proc/self/x: '):
+      export.write(loaded('token'), path, 'stablehlo')
   monkeypatch.setattr(export, '_MOST_BYTES', 1000)
   with pytest.raises(UserError, match='holds less than 2 GiB'):
     export.write(loaded('token'), tmp_path / 'x', 'stablehlo')

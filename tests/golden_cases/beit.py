@@ -1,17 +1,16 @@
 """BEiT: predicting tokens of masked patches, classifying, and masks."""
 
 import dataclasses
-import math
 import pathlib
 import tempfile
 
 import jax
 import jax.numpy as jnp
+import mask_samples
 import numpy as np
 import optax
 from safetensors import numpy as safetensors
 
-import golden_cases
 from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax import weights
@@ -23,10 +22,8 @@ from vit_jax.train import initial as train_initial
 from vit_jax.weights import initial
 from vit_jax.weights.formats import export
 
-_SIGMAS = 5  # standard errors of the difference of two samples
 
-
-def _load(case: golden_cases.Case) -> weights.Loaded:
+def _load(case):
   """Loads the case's weights; the case says what the arrays do not."""
   h, w = case.fields['grid']
   patch = case.fields['patch_size']
@@ -38,9 +35,7 @@ def _load(case: golden_cases.Case) -> weights.Loaded:
   )
 
 
-def _objective(
-  case: golden_cases.Case, loaded: weights.Loaded
-) -> tuple[beit.BEiT, objectives.Params]:
+def _objective(case, loaded):
   """Returns the objective that starts from the case's weights, and these."""
   config = config_lib.default()
   config.objective.name = 'beit'
@@ -62,12 +57,7 @@ def _objective(
   return objective, start.take()
 
 
-def _check_export(
-  case: golden_cases.Case,
-  loaded: weights.Loaded,
-  objective: objectives.Objective | None = None,
-  params: objectives.Params | None = None,
-) -> None:
+def _check_export(case, loaded, objective=None, params=None):
   """Checks that what is written back has the file's bits.
 
   Raises:
@@ -97,13 +87,13 @@ def _check_export(
     raise ValueError(f'written back, these differ: {sorted(wrong)}')
 
 
-def _arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
+def _arrays(path):
   """Returns a file's parameters; a table of indices is none."""
   arrays = safetensors.load_file(path)
   return {k: x for k, x in arrays.items() if not k.endswith('position_index')}
 
 
-def masked_images(case: golden_cases.Case) -> golden_cases.Answers:
+def masked_images(case):
   """Answers logits, loss, its gradient's norm, and the last hidden state."""
   loaded = _load(case)
   objective, params = _objective(case, loaded)
@@ -113,7 +103,7 @@ def masked_images(case: golden_cases.Case) -> golden_cases.Answers:
   tokens[masked] = case.inputs['labels']
   picked = beit.pick(jnp.asarray(masked), int(masked.sum(axis=1).max()))
 
-  def loss_fn(params: objectives.Params) -> jax.Array:
+  def loss_fn(params):
     patches = objective.encode(params, images, masked)
     loss, _ = objective.scores(params, patches, tokens, picked)
     return loss / masked.sum()
@@ -136,7 +126,7 @@ def masked_images(case: golden_cases.Case) -> golden_cases.Answers:
   }
 
 
-def classifier(case: golden_cases.Case) -> golden_cases.Answers:
+def classifier(case):
   """Answers the input of the head, and the logits."""
   loaded = _load(case)
   _check_export(case, loaded)
@@ -148,99 +138,16 @@ def classifier(case: golden_cases.Case) -> golden_cases.Answers:
   }
 
 
-def masks(case: golden_cases.Case) -> golden_cases.Answers:
+def masks(case):
   """Compares statistics of masks with another sample's."""
-  f = case.fields
-  drawn = block_masks.BlockMasks(
-    tuple(f['grid']),
-    f['num_masking_patches'],
-    f['min_num_patches'],
-    f['max_num_patches'],
-    (f['min_aspect'], 1 / f['min_aspect']),
-  ).draw(jax.random.split(jax.random.key(f['seed']), f['draws']))
-  mask = np.asarray(drawn.mask)
-  count = np.asarray(drawn.num_blocks)
-  blocks = np.asarray(drawn.blocks)
-  blocks = blocks[np.arange(blocks.shape[1]) < count[:, None]]
-  heights, widths, new = blocks[:, 2], blocks[:, 3], blocks[:, 4]
-  area = heights * widths
-  samples = {
-    'num_masked': mask.sum(axis=(1, 2)),
-    'blocks_per_mask': count,
-    'block_area': area,
-    'block_new': new,
-    'block_height': heights,
-    'block_width': widths,
-  }
-  return {
-    name: _compared(name, expected, samples, mask)
-    for name, expected in case.expected.items()
-  }
-
-
-def _compared(
-  name: str,
-  expected: np.ndarray,
-  samples: dict[str, np.ndarray],
-  mask: np.ndarray,
-) -> golden_cases.Judged:
-  """Returns how far a statistic is from that of another sample.
-
-  Both samples have about as many values. Differences of fractions and moments
-  are in their standard errors.
-  """
-  if name == 'coverage':
-    return _fractions(mask.mean(axis=0), expected, len(mask))
-  quantity, _, statistic = name.rpartition('_')
-  x = samples[quantity].astype(np.float64)
-  if statistic == 'hist':
-    counts = np.bincount(samples[quantity], minlength=expected.size)
-    if len(counts) > expected.size:
-      return golden_cases.Judged(math.inf, 0.0)
-    total = max(int(expected.sum()), 1)
-    return _fractions(counts / len(x), expected / total, min(len(x), total))
-  if statistic in ('min', 'max'):
-    return _extremes(x, float(expected), statistic)
-  spread = abs(x - x.mean())
-  if statistic == 'mean':
-    estimate, error = x.mean(), x.std()
-  else:
-    # Of the standard deviation, by the variance of the squares.
-    estimate, error = x.std(), (spread**2).std() / (2 * x.std())
-  error *= math.sqrt(2 / len(x))
-  return golden_cases.Judged(abs(estimate - float(expected)) / error, _SIGMAS)
-
-
-def _fractions(
-  fractions: np.ndarray, expected: np.ndarray, count: int
-) -> golden_cases.Judged:
-  """Compares fractions of two samples of `count` values each."""
-  p = (fractions + expected) / 2
-  error = np.sqrt(2 * p * (1 - p) / count)
-  # A handful of values that the other sample lacks is no difference.
-  error = np.maximum(error, 1 / count)
-  return golden_cases.Judged((abs(fractions - expected) / error).max(), _SIGMAS)
-
-
-def _extremes(
-  x: np.ndarray, expected: float, extreme: str
-) -> golden_cases.Judged:
-  """Compares extremes: few values of a sample are beyond the other's.
-
-  Of two samples of one distribution, each value that is the most extreme of
-  both is as likely in one as in the other: k values of one beyond all of the
-  other have the probability 2^-k.
-  """
-  beyond = x < expected if extreme == 'min' else x > expected
-  ordered = np.sort(x) if extreme == 'min' else -np.sort(-x)
-  sign = 1 if extreme == 'min' else -1
-  # The other extreme shall not be far beyond this sample's own tail.
-  tail = abs(ordered[min(20, len(x) - 1)] - ordered[0])
-  excess = max(0.0, sign * (ordered[0] - expected))
-  too_far = excess > 2 * max(tail, 1.0)
-  return golden_cases.Judged(
-    float(beyond.sum()) if not too_far else math.inf, 20
+  masks = block_masks.BlockMasks(
+    tuple(case.fields['grid']),
+    case.fields['num_masking_patches'],
+    case.fields['min_num_patches'],
+    case.fields['max_num_patches'],
+    (case.fields['min_aspect'], 1 / case.fields['min_aspect']),
   )
+  return mask_samples.compare(case, masks)
 
 
 CHECKS = {

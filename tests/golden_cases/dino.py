@@ -2,11 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+import mask_samples
 import numpy as np
 import optax
 
-import golden_cases
-from golden_cases import Case
 from golden_cases import Judged
 from vit_jax import config as config_lib
 from vit_jax import optim
@@ -19,7 +18,7 @@ from vit_jax.weights.formats import dino_head
 from vit_jax.weights.formats import tables
 
 
-def head(case: Case) -> golden_cases.Answers:
+def head(case):
   f, x = case.fields, jnp.asarray(case.inputs['x'])
   module = heads.PrototypeHead(
     f['out'], f['hidden'], f['bottleneck'], f['layers'], f['batch_norm']
@@ -55,13 +54,13 @@ def head(case: Case) -> golden_cases.Answers:
 IBOT_DEFAULTS = {'student_temp': 0.1, 'center_momentum': 0.9}
 
 
-def by_image(x, batch: int):
+def by_image(x, batch):
   """[crops * B, ...], crop after crop -> [B, crops, ...]."""
   x = jnp.asarray(x)
   return x.reshape(-1, batch, *x.shape[1:]).swapaxes(0, 1)
 
 
-def temperatures(case: Case, kind: str = 'temp', first: int = 0):
+def temperatures(case, kind='temp', first=0):
   """Returns a teacher's temperature in each epoch."""
   f = case.fields
   return prototypes.warmed_up(
@@ -72,7 +71,7 @@ def temperatures(case: Case, kind: str = 'temp', first: int = 0):
   )
 
 
-def dino_loss(case: Case) -> golden_cases.Answers:
+def dino_loss(case):
   f, x = case.fields, case.inputs
   centre = jnp.zeros(f['out'])
   answers = {'teacher_temp': temperatures(case)}
@@ -95,7 +94,7 @@ def dino_loss(case: Case) -> golden_cases.Answers:
   return answers
 
 
-def schedules(case: Case) -> golden_cases.Answers:
+def schedules(case):
   f = case.fields
   config = config_lib.default().optim
   config.learning_rate = f['lr'] * f['batch_size'] / 256
@@ -118,7 +117,7 @@ def schedules(case: Case) -> golden_cases.Answers:
     }
 
 
-def clip(case: Case) -> golden_cases.Answers:
+def clip(case):
   grads = {k: jnp.asarray(x) for k, x in case.inputs.items()}
   config = config_lib.default().optim
   config.name = 'sgd(momentum=0.0)'
@@ -131,7 +130,7 @@ def clip(case: Case) -> golden_cases.Answers:
   }
 
 
-def sinkhorn(case: Case) -> golden_cases.Answers:
+def sinkhorn(case):
   f, logits = case.fields, jnp.asarray(case.inputs['logits'])
   options = f['temperature'], f['iterations']
   # The patch version leaves out what is not masked.
@@ -144,7 +143,7 @@ def sinkhorn(case: Case) -> golden_cases.Answers:
   }
 
 
-def centering(case: Case) -> golden_cases.Answers:
+def centering(case):
   f, answers = case.fields, {}
   for kind in ('cls', 'patch'):
     centre = jnp.zeros(f['prototypes'])
@@ -158,7 +157,7 @@ def centering(case: Case) -> golden_cases.Answers:
   return answers
 
 
-def dinov2_losses(case: Case) -> golden_cases.Answers:
+def dinov2_losses(case):
   f = case.fields
   x = {k: jnp.asarray(v) for k, v in case.inputs.items()}
   batch, temperature = f['batch'], f['student_temp']
@@ -205,7 +204,7 @@ def dinov2_losses(case: Case) -> golden_cases.Answers:
   }
 
 
-def ibot_loss(case: Case) -> golden_cases.Answers:
+def ibot_loss(case):
   f = case.fields
   x = {k: jnp.asarray(v) for k, v in case.inputs.items()}
   batch, epoch = f['batch'], f['epoch']
@@ -240,17 +239,16 @@ def ibot_loss(case: Case) -> golden_cases.Answers:
   }
 
 
-def one_mean(sample, expected, count: int, spread=None) -> Judged:
+def one_mean(sample, expected, count):
   """Judges the mean of a sample by one of another, of `count` draws.
 
   Args:
     sample: Our sample, [draws, ...].
     expected: The mean of the other sample, [...].
     count: Draws of the other sample.
-    spread: Standard deviations, [...]; None: our sample's.
   """
   sample = np.asarray(sample, np.float64)
-  spread = sample.std(axis=0) if spread is None else spread
+  spread = sample.std(axis=0)
   # A handful of values that one sample lacks is no difference.
   least = 1 / np.sqrt(min(len(sample), count))
   error = np.maximum(spread, least) * np.sqrt(1 / len(sample) + 1 / count)
@@ -258,91 +256,35 @@ def one_mean(sample, expected, count: int, spread=None) -> Judged:
   return Judged(float(np.max(worst)), 5.0)
 
 
-def histogram(values, expected, draws: int, count: int) -> Judged:
-  """Judges how often each whole number occurs, in standard errors.
-
-  Args:
-    values: Whole numbers of our `draws` masks.
-    expected: Number of times that each occurs in the other sample.
-    draws: Our number of masks.
-    count: The other sample's number of masks.
-  """
-  counts = np.bincount(np.asarray(values).ravel(), minlength=len(expected))
-  rates = counts[: len(expected)] / draws, expected / count
-  mean_rates = (counts[: len(expected)] + expected) / (draws + count)
-  error = np.sqrt(np.maximum(mean_rates, 1 / (draws + count)))
-  error *= np.sqrt(1 / draws + 1 / count)
-  return Judged(float(np.max(np.abs(rates[0] - rates[1]) / error)), 5.0)
+def masks(case):
+  f = case.fields
+  target = {'target': np.int32(f['target'])}
+  return (
+    mask_batches(case)
+    | target
+    | mask_samples.compare(case, block_shapes(case, f['target']))
+  )
 
 
-def close_extremes(extreme, expected, share: float = 0.1) -> Judged:
-  """Judges an extreme of a sample by that of another."""
-  return Judged(float(abs(extreme - expected)), max(2.0, share * expected))
-
-
-def masks(case: Case) -> golden_cases.Answers:
-  f, x, count = case.fields, case.expected, case.fields['draws']
-  draws = block_masks.BlockMasks(
+def block_shapes(case, target):
+  f = case.fields
+  return block_masks.BlockMasks(
     tuple(f['grid']),
-    f['target'],
+    target,
     least=f['min_num_patches'],
     most=int(f['max_num_patches']),
     aspect=(f['min_aspect'], 1 / f['min_aspect']),
-  ).draw(jax.random.split(jax.random.key(f['seed']), count))
-  mask, blocks, number = map(np.asarray, draws)
-  masked = mask.sum(axis=(1, 2))
-  _, _, height, width, new = blocks[
-    np.arange(blocks.shape[1]) < number[:, None]
-  ].T
-  area, total = height * width, x['blocks_per_mask_mean'] * count
-  many = len(masked), count
-  likely = np.clip(mask.mean(axis=0), 1 / count, 1 - 1 / count)
-  return mask_batches(case) | {
-    'num_masked_hist': histogram(masked, x['num_masked_hist'], *many),
-    'num_masked_mean': one_mean(masked, x['num_masked_mean'], count),
-    'num_masked_std': deviation(masked, x['num_masked_std'], count),
-    'coverage': one_mean(
-      mask, x['coverage'], count, np.sqrt(likely * (1 - likely))
-    ),
-    'blocks_per_mask_mean': one_mean(number, x['blocks_per_mask_mean'], count),
-    'blocks_per_mask_hist': histogram(number, x['blocks_per_mask_hist'], *many),
-    'block_height_hist': histogram(height, x['block_height_hist'], *many),
-    'block_width_hist': histogram(width, x['block_width_hist'], *many),
-    'block_area_min': close_extremes(area.min(), x['block_area_min']),
-    'block_area_max': close_extremes(area.max(), x['block_area_max']),
-    'block_area_mean': one_mean(area, x['block_area_mean'], total),
-    'block_area_std': deviation(area, x['block_area_std'], total),
-    'block_new_min': close_extremes(new.min(), x['block_new_min']),
-    'block_new_max': close_extremes(new.max(), x['block_new_max']),
-    'block_new_mean': one_mean(new, x['block_new_mean'], total),
-    'target': np.int32(f['target']),
-  }
+  )
 
 
-def deviation(sample, expected, count: int) -> Judged:
-  """Judges a standard deviation by that of another sample."""
-  sample = np.asarray(sample, np.float64)
-  centred = sample - sample.mean()
-  spread = max(sample.std(), 1e-6)
-  kurtosis = max((centred**4).mean() / spread**4, 1.5)
-  error = spread * np.sqrt((kurtosis - 1) / 4 * (1 / len(sample) + 1 / count))
-  return Judged(float(abs(sample.std() - expected) / error), 5.0)
-
-
-def mask_batches(case: Case) -> golden_cases.Answers:
+def mask_batches(case):
   """Answers about the masks of a batch."""
   f, x, count = case.fields, case.expected, 100
   shares = dinov2.MaskShares(
     f['batch'], f['mask_probability'], tuple(f['mask_ratio'])
   )
-  grid, patches = tuple(f['grid']), int(np.prod(f['grid']))
-  blocks = block_masks.BlockMasks(
-    grid,
-    int(patches * shares.ratio[1]),
-    least=f['min_num_patches'],
-    most=int(f['max_num_patches']),
-    aspect=(f['min_aspect'], 1 / f['min_aspect']),
-  )
+  patches = int(np.prod(f['grid']))
+  blocks = block_shapes(case, int(patches * shares.ratio[1]))
 
   def draw_batch(key):
     keys = jax.random.split(key, f['batch'])

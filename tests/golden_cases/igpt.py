@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-import golden_cases
 import vit_jax
 from vit_jax import data
 from vit_jax.models import igpt as model_lib
@@ -13,7 +12,7 @@ from vit_jax.objectives import igpt
 from vit_jax.plots import tiles
 
 
-def _model(case: golden_cases.Case) -> golden_cases.Answers:
+def _model(case):
   size = tuple(case.fields['grid'])
   vit = vit_jax.load(case.weights, image_size=size)
   model, ids = vit.model, case.inputs['pixels']
@@ -43,7 +42,7 @@ def _model(case: golden_cases.Case) -> golden_cases.Answers:
   }
 
 
-def _quantize(case: golden_cases.Case) -> golden_cases.Answers:
+def _quantize(case):
   clusters, images = case.inputs['clusters'], case.inputs['image_uint8']
   _, height, width, channels = images.shape
   preprocess = data.Preprocess((), (height, width), channels, (0.5,), (0.5,))

@@ -1,9 +1,6 @@
 """Rotary, gated and flexible ViTs, and what they are made of."""
 
-from collections.abc import Mapping
-from collections.abc import Sequence
 import re
-from typing import Any
 
 from flax import linen as nn
 import jax
@@ -11,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import golden_cases
-from vit_jax import weights
 from vit_jax.data import naflex as naflex_lib
 from vit_jax.models import block
 from vit_jax.models import masking
@@ -29,15 +25,13 @@ from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_naflex
 
 
-def _load(
-  case: golden_cases.Case, size: int | Sequence[int], **fields: Any
-) -> weights.Loaded:
+def _load(case, size, **fields):
   return golden_cases.load(
     case, size, num_heads=case.dims['num_heads'], **fields
   )
 
 
-def _pool(case: golden_cases.Case) -> str:
+def _pool(case):
   """Returns the pool of a case, whose norm may follow it."""
   assert case.weights is not None
   pool = {'avg': 'mean', 'token': 'token', 'map': "map(gelu='exact')"}[
@@ -48,9 +42,9 @@ def _pool(case: golden_cases.Case) -> str:
   return 'mean(norm_after=True)' if is_after else pool
 
 
-def like(case: golden_cases.Case) -> Mapping[str, Any]:
+def like(case):
   """A small version of a published ViT of timm."""
-  fields: dict[str, Any] = {}
+  fields = {}
   if 'global_pool' in case.dims:
     fields['pool'] = _pool(case)
   base = case.dims.get('rope_temperature')
@@ -70,7 +64,7 @@ def like(case: golden_cases.Case) -> Mapping[str, Any]:
   }
 
 
-def pi_resize(case: golden_cases.Case) -> Mapping[str, Any]:
+def pi_resize(case):
   """Kernels and positions of other sizes."""
   inputs, answers = case.inputs, {}
   kernel, patch = (inputs[k].astype(np.float64) for k in ('kernel', 'patch'))
@@ -108,7 +102,7 @@ def pi_resize(case: golden_cases.Case) -> Mapping[str, Any]:
   return answers
 
 
-def flexivit(case: golden_cases.Case) -> Mapping[str, Any]:
+def flexivit(case):
   """FlexiViT with patches of several sizes."""
   dims, answers = case.dims, {}
   stored, patch = (
@@ -135,7 +129,7 @@ _ROTARY = re.compile(r'(eva02|dinov3|[a-z]+)(\d+)?(?:_ref(\d+))?(?:_xy)?')
 _KINDS = {'dinov3': ('dinov3', 100.0), 'naver': ('rope_vit', 100.0)}
 
 
-def rotations(case: golden_cases.Case) -> Mapping[str, Any]:
+def rotations(case):
   """Tables of all kinds of rotary embeddings, and queries that they rotate."""
   dims, answers = case.dims, {}
   grid, prefix = (dims['H'], dims['W']), dims['prefix']
@@ -166,36 +160,30 @@ def rotations(case: golden_cases.Case) -> Mapping[str, Any]:
   return answers
 
 
-def _tables(case: golden_cases.Case) -> list[str]:
+def _tables(case):
   """Returns the names of a case's tables of fixed frequencies."""
   names = [x.removeprefix('cos_') for x in case.expected if x[:4] == 'cos_']
   return [x for x in names if not x.startswith('mixed')]
 
 
-def _params(
-  case: golden_cases.Case, rules: list[tables.Rule], abstract: Any
-) -> Any:
+def _params(case, rules, abstract):
   assert case.weights is not None
   with containers.open_arrays(case.weights) as arrays:
     return tables.read(arrays, rules, abstract, ignored='.*')
 
 
-def _abstract(layer: nn.Module, x: jax.Array) -> Any:
+def _abstract(layer, x):
   """Returns the shapes of the parameters of a part."""
   key = jax.random.key(0)
   return jax.eval_shape(lambda x: layer.init(key, x, Context()), x)['params']
 
 
-def gated(case: golden_cases.Case) -> Mapping[str, Any]:
+def gated(case):
   """SwiGLU: one kernel or two, and with a norm."""
   hidden, x = case.dims['H'], jnp.asarray(case.inputs['x'])
   norm = block.LayerNorm(1e-5)
 
-  def run(
-    rules: list[tables.Rule],
-    kind: type[block.Mlp] = mlp.SwiGLU,
-    hidden_norm: bool = False,
-  ) -> jax.Array:
+  def run(rules, kind=mlp.SwiGLU, hidden_norm=False):
     layer = kind(hidden, hidden_norm=hidden_norm, norm=norm)
     abstract = _abstract(layer, x)
     rules = [
@@ -228,7 +216,7 @@ _SWAPPED = tables.Layout(
 )
 
 
-def attention_pool(case: golden_cases.Case) -> Mapping[str, Any]:
+def attention_pool(case):
   """Attention pooling, with and without padding."""
   width = case.dims['D']
   x, valid = jnp.asarray(case.inputs['x']), jnp.asarray(case.inputs['valid'])
@@ -242,7 +230,7 @@ mlp/up     mlp.fc1  dense*
 mlp/down   mlp.fc2  dense*
 """)
 
-  def run(gelu: str, attended: jax.Array | None) -> tuple[jax.Array, Any]:
+  def run(gelu, attended):
     hidden = int(width * case.dims['mlp_ratio'])
     head = pooling.Map(case.dims['heads'], hidden, gelu=gelu)
     variables = {'params': _params(case, rules, _abstract(head, x))}
@@ -261,7 +249,7 @@ mlp/down   mlp.fc2  dense*
 _PROTECTED = {'c': 1, 'd': 2, 'n': 0}
 
 
-def matching(case: golden_cases.Case) -> Mapping[str, Any]:
+def matching(case):
   """Token merging with none, one and two protected tokens."""
   inputs = {k: jnp.asarray(x) for k, x in case.inputs.items()}
   x, sizes = inputs['x'], inputs['size'][..., 0]
@@ -294,17 +282,17 @@ def matching(case: golden_cases.Case) -> Mapping[str, Any]:
   return answers
 
 
-def _sources(places: jax.Array, count: int) -> jax.Array:
+def _sources(places, count):
   """Returns which first tokens each token has, 0 or 1 [B, count, N]."""
   return jax.nn.one_hot(places, count, axis=1, dtype=jnp.int8)
 
 
-def merged_vit(case: golden_cases.Case) -> Mapping[str, Any]:
+def merged_vit(case):
   """A ViT that merges tokens."""
   loaded, images = _load(case, case.dims['image_size']), case.inputs['images']
   variables = {'params': loaded.params}
 
-  def logits(**fields: Any) -> jax.Array:
+  def logits(**fields):
     return loaded.adapted(**fields).model.apply(variables, images)
 
   answers = {'logits_plain': logits(), 'schedule': None}
@@ -332,13 +320,13 @@ def merged_vit(case: golden_cases.Case) -> Mapping[str, Any]:
   return answers
 
 
-def dropped(case: golden_cases.Case) -> Mapping[str, Any]:
+def dropped(case):
   """Patch dropout, and MAE's masks, of given noise."""
   noise, answers = jnp.asarray(case.inputs['noise']), {}
   prefix, x = case.dims['prefix'], case.inputs['x']
   patches = x[:, prefix:]
 
-  def at(indices: jax.Array) -> np.ndarray:
+  def at(indices):
     return np.take_along_axis(patches, np.asarray(indices)[..., None], axis=1)
 
   for rate in case.dims['probs']:
@@ -358,13 +346,13 @@ def dropped(case: golden_cases.Case) -> Mapping[str, Any]:
   }
 
 
-def _tanh_experts(case: golden_cases.Case, x: jax.Array) -> jax.Array:
+def _tanh_experts(case, x):
   """Applies the cases' experts, a tanh layer each, to [E, G, C, D]."""
   y = jnp.einsum('egcd,edf->egcf', x, case.inputs['expert_w'])
   return jnp.tanh(y + case.inputs['expert_b'][:, None, None])
 
 
-def soft_experts(case: golden_cases.Case) -> Mapping[str, Any]:
+def soft_experts(case):
   """Soft MoE: what slots see, and what tokens get."""
   inputs, dims = case.inputs, case.dims
   x = jnp.asarray(inputs['x'])
@@ -381,7 +369,7 @@ def soft_experts(case: golden_cases.Case) -> Mapping[str, Any]:
   }
 
 
-def _gshard_loss(gates: jax.Array) -> jax.Array:
+def _gshard_loss(gates):
   """Returns GShard's loss of gates [G, S, E] (arXiv:2006.16668), float32 [G].
 
   The mean gates times the shares of first choices; 1 if both are even.
@@ -391,21 +379,21 @@ def _gshard_loss(gates: jax.Array) -> jax.Array:
   return (first * gates.mean(axis=1)).sum(axis=-1) * e
 
 
-def routed(case: golden_cases.Case) -> Mapping[str, Any]:
+def routed(case):
   """V-MoE: gates, losses, buffers and outputs for several capacities."""
   inputs, dims = case.inputs, case.dims
   logits, x = (jnp.asarray(inputs[k]) for k in ('logits', 'x'))
   noise = dims['noise_std'] / dims['experts']
   noisy = logits + noise * inputs['noise']
   gates, training = jax.nn.softmax(logits), jax.nn.softmax(noisy)
-  answers: dict[str, Any] = {
+  answers = {
     'gates': gates,
     'gates_noisy': training,
     'importance_loss': experts.importance_loss(gates),
     'gshard_loss': _gshard_loss(training),
   }
 
-  def add(end: str, routes: experts.Routes) -> jax.Array:
+  def add(end, routes):
     buffers = routes.gather(x)
     answers[f'dispatch_{end}'] = routes.dispatch
     answers[f'combine_{end}'] = routes.combine
@@ -439,7 +427,7 @@ def routed(case: golden_cases.Case) -> Mapping[str, Any]:
 _SEQUENCE = 16, 256  # patch and length, where a case does not say them
 
 
-def _flexible(case: golden_cases.Case) -> weights.Loaded:
+def _flexible(case):
   """Loads a NaFlexViT; written back, it has the file's bits."""
   dims = case.dims
   patch = golden_cases.pair(dims['patch'])
@@ -468,7 +456,7 @@ def _flexible(case: golden_cases.Case) -> weights.Loaded:
   return vit
 
 
-def naflex(case: golden_cases.Case) -> Mapping[str, Any]:
+def naflex(case):
   """timm's NaFlexViT on images of different shapes, together and alone."""
   vit, inputs = _flexible(case), case.inputs
   model, variables = vit.model, {'params': vit.params}
@@ -476,7 +464,7 @@ def naflex(case: golden_cases.Case) -> Mapping[str, Any]:
   grids = inputs['patch_coord'].max(axis=1) + 1
   embedded = []
 
-  def watch(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+  def watch(call, args, kwargs, context):
     if context.module.name == 'blocks_0' and context.method_name == '__call__':
       embedded.append(args[0])
     return call(*args, **kwargs)
@@ -517,7 +505,7 @@ def naflex(case: golden_cases.Case) -> Mapping[str, Any]:
   return answers
 
 
-def other_patch(case: golden_cases.Case) -> Mapping[str, Any]:
+def other_patch(case):
   """timm's NaFlexViT with patches of another size."""
   patch = golden_cases.pair(case.dims['new_patch'])
   vit = _flexible(case)
@@ -535,7 +523,7 @@ def other_patch(case: golden_cases.Case) -> Mapping[str, Any]:
   }
 
 
-CHECKS: dict[str, golden_cases.Check] = {
+CHECKS = {
   'attention_pool_latent': attention_pool,
   'dinov3_like': like,
   'eva02_like': like,

@@ -6,13 +6,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-import golden_cases
 from vit_jax import config as config_lib
 from vit_jax import optim
 from vit_jax.config import parts
 
 
-def _settings(name: str, case: golden_cases.Case) -> dict[str, object]:
+def _settings(name, case):
   """Returns the keys of `config.optim` for a case."""
   fields = case.fields
   matrices = [name for name, x in fields['shapes'].items() if len(x) > 1]
@@ -28,7 +27,7 @@ def _settings(name: str, case: golden_cases.Case) -> dict[str, object]:
   return changes
 
 
-def _answers(name: str, case: golden_cases.Case) -> golden_cases.Answers:
+def _answers(name, case):
   config = config_lib.default()
   for key, value in _settings(name, case).items():
     config_lib.set_value(config, f'optim.{key}', value)
@@ -46,12 +45,12 @@ def _answers(name: str, case: golden_cases.Case) -> golden_cases.Answers:
   return answers | {f'momentum_{name}': x for name, x in trace.items()}
 
 
-def lars(case: golden_cases.Case) -> golden_cases.Answers:
+def lars(case):
   """Answers a case of LARS."""
   return _answers('lars', case)
 
 
-def lamb(case: golden_cases.Case) -> golden_cases.Answers:
+def lamb(case):
   """Answers a case of LAMB."""
   return _answers('lamb', case)
 

@@ -1,8 +1,5 @@
 """The trunks of DINO, DINOv2, DINOv3, EVA-02 and other rotary ViTs."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,18 +22,18 @@ _RESIZES = {
 }
 
 
-def _vit(vit: weights.Loaded) -> vit_lib.ViT:
+def _vit(vit):
   assert isinstance(vit.model, vit_lib.ViT)
   return vit.model
 
 
-def _tokens(vit: weights.Loaded, images: Any, **options: Any) -> jax.Array:
+def _tokens(vit, images, **options):
   """Returns the tokens after the last norm, as training computes them."""
   variables = {'params': vit.params}
   return _vit(vit).apply(variables, images, method='trunk', **options)['tokens']
 
 
-def _load(case: golden_cases.Case, **fields: Any) -> weights.Loaded:
+def _load(case, **fields):
   return golden_cases.load(
     case,
     case.fields['image_size'],
@@ -46,9 +43,7 @@ def _load(case: golden_cases.Case, **fields: Any) -> weights.Loaded:
   )
 
 
-def _at_sizes(
-  case: golden_cases.Case, vit: weights.Loaded
-) -> list[weights.Loaded]:
+def _at_sizes(case, vit):
   """Returns the model for each size of images in the case.
 
   A file does not show how DINOv2's code resizes positions, which has options.
@@ -63,9 +58,7 @@ def _at_sizes(
   ]
 
 
-def _last_class_tokens(
-  vit: weights.Loaded, images: Any, count: int
-) -> np.ndarray:
+def _last_class_tokens(vit, images, count):
   """Returns class tokens of the last layers, each through the last norm."""
   class_tokens = features.features(vit, images, layers=range(-count, 0))[
     :, :, 0
@@ -75,9 +68,9 @@ def _last_class_tokens(
   return np.concatenate(normed, axis=-1)
 
 
-def dino(case: golden_cases.Case) -> Mapping[str, Any]:
+def dino(case):
   """DINO, with the features of its linear evaluation."""
-  answers: dict[str, Any] = {}
+  answers = {}
   for i, vit in enumerate(_at_sizes(case, _load(case))):
     images = case.inputs[f'image_{i}']
     answers |= {
@@ -91,7 +84,7 @@ def dino(case: golden_cases.Case) -> Mapping[str, Any]:
   return answers
 
 
-def dinov2(case: golden_cases.Case) -> Mapping[str, Any]:
+def dinov2(case):
   """DINOv2, with and without masked patches."""
   answers = _with_masked(case)
   for i, vit in enumerate(_at_sizes(case, _load(case))):
@@ -99,10 +92,10 @@ def dinov2(case: golden_cases.Case) -> Mapping[str, Any]:
   return answers
 
 
-def _with_masked(case: golden_cases.Case) -> dict[str, Any]:
+def _with_masked(case):
   """Returns tokens at all sizes, and with the mask token."""
   vits = _at_sizes(case, _load(case))
-  answers: dict[str, Any] = {
+  answers = {
     f'tokens_{i}': _tokens(vit, case.inputs[f'image_{i}'])
     for i, vit in enumerate(vits)
   }
@@ -110,7 +103,7 @@ def _with_masked(case: golden_cases.Case) -> dict[str, Any]:
   return answers | {'tokens_masked': _tokens(vits[0], images, masked=masked)}
 
 
-def dinov2_swiglu(case: golden_cases.Case) -> Mapping[str, Any]:
+def dinov2_swiglu(case):
   """DINOv2's gated MLP alone: [B, T, D] -> [B, T, D]."""
   hidden = case.fields['hidden']
   layer, context = mlp.SwiGLU(hidden), Context()
@@ -127,7 +120,7 @@ down  w3   dense*
   return {'output': layer.apply({'params': params}, x, context)}
 
 
-def dinov3(case: golden_cases.Case) -> Mapping[str, Any]:
+def dinov3(case):
   """DINOv3, with and without masked patches, and its rotations."""
   answers = _with_masked(case)
   for i, vit in enumerate(_at_sizes(case, _load(case))):
@@ -136,7 +129,7 @@ def dinov3(case: golden_cases.Case) -> Mapping[str, Any]:
   return answers
 
 
-def _rotation(vit: weights.Loaded) -> tuple[np.ndarray, np.ndarray]:
+def _rotation(vit):
   model = _vit(vit)
   (part,) = (x for x in model.positions if isinstance(x, rotary_lib.Rope))
   return rotary_lib.table(
@@ -149,10 +142,10 @@ def _rotation(vit: weights.Loaded) -> tuple[np.ndarray, np.ndarray]:
   )
 
 
-def rotary(case: golden_cases.Case) -> Mapping[str, Any]:
+def rotary(case):
   """EVA-02 and other rotary ViTs of timm, with a classifier."""
   grid = tuple(case.fields['reference_grid'])
-  answers: dict[str, Any] = {}
+  answers = {}
   positions = golden_cases.with_rope(case, kind='eva02', base=1e4, grid=grid)
   for i, vit in enumerate(_at_sizes(case, _load(case, positions=positions))):
     images = case.inputs[f'image_{i}']
@@ -165,7 +158,7 @@ def rotary(case: golden_cases.Case) -> Mapping[str, Any]:
   return answers
 
 
-CHECKS: dict[str, golden_cases.Check] = {
+CHECKS = {
   'dino_vit': dino,
   'dinov2_fb': dinov2,
   'dinov2_hf': dinov2,

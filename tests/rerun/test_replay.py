@@ -106,20 +106,20 @@ def finished(tmp_path_factory):
 @pytest.mark.slow
 def test_a_finite_step_is_the_same_to_the_bit(finished, repeat):
   workdir, config = finished
-  found = repeat(config, workdir, 7)
+  report = repeat(config, workdir, 7)
   line = next(x for x in tiny.metrics(workdir) if x['step'] == 7)
-  assert found['metrics']['loss'] == line['train/loss']
-  assert found['metrics']['grad_norm'] == line['train/grad_norm']
-  assert found['same'] and found['ok'] and found['first'] is None
-  assert all(found['finite'].values())
-  assert found['restored'] == 4
-  assert len(found['examples']) == 16
+  assert report['metrics']['loss'] == line['train/loss']
+  assert report['metrics']['grad_norm'] == line['train/grad_norm']
+  assert report['same'] and report['ok'] and report['first'] is None
+  assert all(report['finite'].values())
+  assert report['restored'] == 4
+  assert len(report['examples']) == 16
   # Layers have their own names, and the order in which they are computed.
-  modules = list(found['modules'])
+  modules = list(report['modules'])
   assert modules[0] == 'patch_embedding'
   assert modules[-2:] == ['head', 'model']
   assert modules.index('blocks_0') < modules.index('blocks_1/norm1')
-  arrays = found['arrays']
+  arrays = report['arrays']
   assert 'blocks_0/mlp/up/kernel' in arrays['parameters']
   assert 'patch_embedding/kernel' not in arrays['gradient']  # it is frozen
   assert arrays['gradient']['blocks_1/mlp/up/kernel'][1] > 0
@@ -130,8 +130,8 @@ def test_without_a_checkpoint_it_goes_from_the_start(
 ):
   workdir, config = finished
   monkeypatch.setattr(diagnose, 'examine', lambda *_: made_up())
-  found = repeat(config, workdir, 3)
-  assert found['restored'] == 0 and found['same']
+  report = repeat(config, workdir, 3)
+  assert report['restored'] == 0 and report['same']
 
 
 def test_what_is_not_finite_is_told_in_a_sentence(
@@ -162,11 +162,11 @@ def stopped(tmp_path_factory):
 def test_the_step_that_stopped_a_run(stopped, repeat, caplog):
   workdir, step = stopped
   caplog.set_level('INFO', logger='absl')
-  found = repeat(tiny.config(**WILD), workdir, step)
-  assert not found['ok'] and not found['skipped']
-  assert found['restored'] == step - 1
-  assert found['finite']['images'] and found['finite']['parameters']
-  first = found['first']
+  report = repeat(tiny.config(**WILD), workdir, step)
+  assert not report['ok'] and not report['skipped']
+  assert report['restored'] == step - 1
+  assert report['finite']['images'] and report['finite']['parameters']
+  first = report['first']
   # The scores of such parameters are too large for a softmax.
   assert (first['stage'], first['name']) == ('forward', 'blocks_0/attention')
   assert first['at'] == 'input of blocks_0/attention/out'
@@ -180,8 +180,8 @@ def test_skipped_steps_are_skipped_again(stopped, repeat, monkeypatch):
   workdir, step = stopped
   monkeypatch.setattr(diagnose, 'examine', lambda *_: made_up())
   config = tiny.config(**WILD, train__skip_nonfinite=True)
-  found = repeat(config, workdir, step + 1)
-  assert found['skipped'] and found['restored'] == step - 1
+  report = repeat(config, workdir, step + 1)
+  assert report['skipped'] and report['restored'] == step - 1
 
 
 def test_mistakes_are_told(stopped, tmp_path):

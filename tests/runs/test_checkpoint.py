@@ -128,7 +128,7 @@ def biggest_file(path: pathlib.Path) -> pathlib.Path:
   return max(files, key=lambda p: p.stat().st_size)
 
 
-def test_restores_every_bit(tmp_path: pathlib.Path) -> None:
+def test_restores_every_bit(tmp_path):
   state = make_state(3)
   assert restore(tmp_path) is None
   with checkpoint.Checkpointer(str(tmp_path), options()) as checkpoints:
@@ -141,22 +141,20 @@ def test_restores_every_bit(tmp_path: pathlib.Path) -> None:
   assert np.isnan(metrics['val/loss'])
 
 
-def test_metrics_that_are_still_missing(tmp_path: pathlib.Path) -> None:
+def test_metrics_that_are_still_missing(tmp_path):
   with checkpoint.Checkpointer(tmp_path, options()) as checkpoints:
     checkpoints.save(1, make_state(1))
   assert restore(tmp_path)[2] is None
 
 
-def test_relative_directory(
-  tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_directory(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   save(pathlib.Path('run'), [1])
   assert saved_steps(tmp_path / 'run') == [1]
   assert restoring.restore_params('run')[1] == 1
 
 
-def test_saved_state_may_be_donated(tmp_path: pathlib.Path) -> None:
+def test_saved_state_may_be_donated(tmp_path):
   step = jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)
   state = jax.device_put(
     State(np.int32(0), {'w': np.ones((512, 512), np.float32)}, ()), sharding()
@@ -173,7 +171,7 @@ def test_saved_state_may_be_donated(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize('spec', [P('a'), P(('a', 'b')), P(None)])
-def test_restores_to_another_mesh(tmp_path: pathlib.Path, spec: P) -> None:
+def test_restores_to_another_mesh(tmp_path, spec):
   kernel = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
   written = sharding(P('a', 'b'))
   state = State(jnp.int32(1), {'w': jax.device_put(kernel, written)}, ())
@@ -191,7 +189,7 @@ def test_restores_to_another_mesh(tmp_path: pathlib.Path, spec: P) -> None:
   assert_same_bits(restored.params['w'], kernel)
 
 
-def test_checksums_see_every_change() -> None:
+def test_checksums_see_every_change():
   values = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
   base = checkpoint.checksums({'x': values})['x']
   for byte in range(values.nbytes):
@@ -205,7 +203,7 @@ def test_checksums_see_every_change() -> None:
 
 
 @pytest.mark.parametrize('shape', [(), (5,), (3, 4), (2, 3, 4)])
-def test_checksums_of_numpy_are_those_of_devices(shape, monkeypatch) -> None:
+def test_checksums_of_numpy_are_those_of_devices(shape, monkeypatch):
   values = 50 * np.random.default_rng(0).normal(size=shape)
   arrays = {
     dtype: jax.numpy.asarray(values).astype(dtype)
@@ -216,9 +214,7 @@ def test_checksums_of_numpy_are_those_of_devices(shape, monkeypatch) -> None:
   assert checkpoint.checksums(arrays) == by_numpy
 
 
-def test_keeps_the_newest_and_one_of_each_period(
-  tmp_path: pathlib.Path,
-) -> None:
+def test_keeps_the_newest_and_one_of_each_period(tmp_path):
   with checkpoint.Checkpointer(tmp_path, options(), Fraction(7)) as checkpoints:
     for step in (3, 6, 9, 12, 15, 18, 21):
       checkpoints.save(step, make_state(step))
@@ -234,9 +230,7 @@ def test_keeps_the_newest_and_one_of_each_period(
     ([10, 20, 30, 40, 50], 2, Fraction(25, 2), {20, 30, 40, 50}),
   ],
 )
-def test_steps_to_keep(
-  steps: list[int], keep: int, every: Fraction | None, expected: set[int]
-) -> None:
+def test_steps_to_keep(steps, keep, every, expected):
   assert checkpoint.steps_to_keep(steps, keep, every) == expected
 
 
@@ -247,9 +241,7 @@ def test_steps_to_keep(
     ('val/loss', [0.1, 0.3, 0.05, float('nan'), 0.05], 3),
   ],
 )
-def test_keeps_the_best(
-  tmp_path: pathlib.Path, metric: str, values: list[float], best: int
-) -> None:
+def test_keeps_the_best(tmp_path, metric, values, best):
   for step, value in enumerate(values, 1):  # each in a run of its own
     with checkpoint.Checkpointer(
       tmp_path, options(best=metric), lower_is_better=metric == 'val/loss'
@@ -263,9 +255,7 @@ def test_keeps_the_best(
   assert 'opt_state/flags' not in (where / 'state/_METADATA').read_text()
 
 
-def test_makes_up_for_a_best_that_was_not_written(
-  tmp_path: pathlib.Path,
-) -> None:
+def test_makes_up_for_a_best_that_was_not_written(tmp_path):
   save(tmp_path, [1, 2], best='val/accuracy')
   shutil.rmtree(tmp_path / 'best/2')
   with checkpoint.Checkpointer(
@@ -275,9 +265,7 @@ def test_makes_up_for_a_best_that_was_not_written(
   assert saved_steps(tmp_path, 'best') == [2]
 
 
-def test_params_come_from_the_newest_where_there_is_no_best(
-  tmp_path: pathlib.Path,
-) -> None:
+def test_params_come_from_the_newest_where_there_is_no_best(tmp_path):
   save(tmp_path, [1, 2])
   params, step, where = restoring.restore_params(tmp_path)
   assert (step, where) == (2, tmp_path / 'checkpoints/2')
@@ -288,9 +276,7 @@ def test_params_come_from_the_newest_where_there_is_no_best(
   assert saved_steps(tmp_path) == [1, 2]  # nothing is changed
 
 
-def test_the_newest_of_at_most_a_step(
-  tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_newest_of_at_most_a_step(tmp_path, caplog):
   assert restoring.restore_at_most(tmp_path, 9, state_for) is None
   assert not list(tmp_path.iterdir())
   save(tmp_path, [2, 4, 6], keep=3)
@@ -305,7 +291,7 @@ def test_the_newest_of_at_most_a_step(
   assert saved_steps(tmp_path) == [2, 4, 6]  # nothing is set aside
 
 
-def test_params_of_nothing(tmp_path: pathlib.Path) -> None:
+def test_params_of_nothing(tmp_path):
   with pytest.raises(UserError, match='there is no checkpoint in'):
     restoring.restore_params(tmp_path)
 
@@ -340,12 +326,8 @@ def info(path: pathlib.Path) -> pathlib.Path:
 @pytest.mark.parametrize('harm', [pathlib.Path.unlink, truncate, blank, flip])
 @pytest.mark.parametrize('file', [largest, manifest, info])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
-  tmp_path: pathlib.Path,
-  caplog: pytest.LogCaptureFixture,
-  capfd: pytest.CaptureFixture[str],
-  harm: Any,
-  file: Any,
-) -> None:
+  tmp_path, caplog, capfd, harm, file
+):
   save(tmp_path, [1, 2, 3], keep=3)
   harm(file(tmp_path / 'checkpoints/3'))
   caplog.clear()
@@ -362,9 +344,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
   assert restore(tmp_path)[1] == 3
 
 
-def test_a_flipped_bit_is_noticed_wherever_it_matters(
-  tmp_path: pathlib.Path,
-) -> None:
+def test_a_flipped_bit_is_noticed_wherever_it_matters(tmp_path):
   save(tmp_path, [1])
   file = largest(tmp_path / 'checkpoints/1')
   good = file.read_bytes()
@@ -381,7 +361,7 @@ def test_a_flipped_bit_is_noticed_wherever_it_matters(
   assert noticed >= 8  # the rest of the file is of no use to anyone
 
 
-def test_lists_all_damaged_checkpoints(tmp_path: pathlib.Path) -> None:
+def test_lists_all_damaged_checkpoints(tmp_path):
   save(tmp_path, [1, 2])
   for step in (1, 2):
     flip(info(tmp_path / f'checkpoints/{step}'))
@@ -392,7 +372,7 @@ def test_lists_all_damaged_checkpoints(tmp_path: pathlib.Path) -> None:
   assert saved_steps(tmp_path) == [1, 2]
 
 
-def test_lists_every_difference(tmp_path: pathlib.Path) -> None:
+def test_lists_every_difference(tmp_path):
   save(tmp_path, [1, 2])
   other = abstract(make_state(0))
   struct = jax.ShapeDtypeStruct
@@ -417,9 +397,7 @@ def test_lists_every_difference(tmp_path: pathlib.Path) -> None:
   assert saved_steps(tmp_path) == [1, 2]
 
 
-def test_a_newer_format_is_not_damage(
-  tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_newer_format_is_not_damage(tmp_path, monkeypatch):
   newer = checkpoint.FORMAT + 1
   monkeypatch.setattr(checkpoint, 'FORMAT', newer)
   save(tmp_path, [1, 2])
@@ -431,7 +409,7 @@ def test_a_newer_format_is_not_damage(
     restoring.restore_extra(tmp_path / 'checkpoints/2')
 
 
-def test_state_beside_parameters_is_read_alone(tmp_path: pathlib.Path) -> None:
+def test_state_beside_parameters_is_read_alone(tmp_path):
   extra = {'teacher': {'kernel': np.arange(6.0)}, 'updates': np.int32(3)}
   state = WithExtra(**vars(make_state(1)), extra=extra)
   with checkpoint.Checkpointer(tmp_path, options()) as checkpoints:
@@ -446,8 +424,8 @@ def test_state_beside_parameters_is_read_alone(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_run_of_an_older_format_is_refused_and_its_parameters_load(
-  tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+  tmp_path, monkeypatch
+):
   monkeypatch.setattr(checkpoint, 'FORMAT', 1)
   save(tmp_path, [1, 2])
   monkeypatch.undo()
@@ -458,9 +436,7 @@ def test_a_run_of_an_older_format_is_refused_and_its_parameters_load(
   assert_same_bits(params, jax.device_get(make_state(2).params))
 
 
-def test_the_first_error_is_the_one_that_is_raised(
-  tmp_path: pathlib.Path,
-) -> None:
+def test_the_first_error_is_the_one_that_is_raised(tmp_path):
   with pytest.raises(KeyError):
     with checkpoint.Checkpointer(tmp_path, options()) as checkpoints:
       checkpoints.save(1, make_state(1))
@@ -468,13 +444,13 @@ def test_the_first_error_is_the_one_that_is_raised(
   assert restore(tmp_path)[1] == 1
 
 
-def test_a_directory_that_cannot_be_made(tmp_path: pathlib.Path) -> None:
+def test_a_directory_that_cannot_be_made(tmp_path):
   (tmp_path / 'checkpoints').write_text('')
   with pytest.raises(UserError, match='cannot write checkpoint'):
     save(tmp_path, [1])
 
 
-def test_a_directory_that_is_gone(tmp_path: pathlib.Path) -> None:
+def test_a_directory_that_is_gone(tmp_path):
   with checkpoint.Checkpointer(tmp_path, options()) as checkpoints:
     checkpoints.save(1, make_state(1))
     checkpoints.wait()
@@ -520,7 +496,7 @@ def child(purpose: str, workdir: pathlib.Path) -> subprocess.Popen[str]:
   )
 
 
-def test_killed_at_any_moment(tmp_path: pathlib.Path) -> None:
+def test_killed_at_any_moment(tmp_path):
   for saves in (3, 6):
     process = child('killed', tmp_path)
     assert process.stdout is not None
@@ -536,7 +512,7 @@ def test_killed_at_any_moment(tmp_path: pathlib.Path) -> None:
   assert all(name.isdecimal() for name in names)  # nothing half-written
 
 
-def test_a_full_disk(tmp_path: pathlib.Path) -> None:
+def test_a_full_disk(tmp_path):
   _, errors = child('full', tmp_path).communicate(timeout=120)
   assert errors.startswith(
     f'error: cannot write checkpoint {tmp_path}/checkpoints/3: File too large;'
@@ -546,7 +522,7 @@ def test_a_full_disk(tmp_path: pathlib.Path) -> None:
   assert restore(tmp_path)[1] == 2
 
 
-def test_the_format_is_documented(tmp_path: pathlib.Path) -> None:
+def test_the_format_is_documented(tmp_path):
   save(tmp_path, [1])
   stored = json.loads(info(tmp_path / 'checkpoints/1').read_text())
   names = {'format', 'step', 'metrics', 'counts', 'arrays', 'crc32'}

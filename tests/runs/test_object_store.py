@@ -17,6 +17,8 @@ from vit_jax.runs import restoring
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import loop
 
+pytestmark = pytest.mark.usefixtures('programs_once')
+
 HOOK = """
 import signal
 from vit_jax.train import hooks
@@ -79,55 +81,42 @@ def test_a_store_that_is_in_use_is_refused(store):
   assert names(store) == {'lock.json'}
 
 
-def test_what_cannot_be_uploaded_stays_here(store, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+  'problem', [OSError('the quota is used up'), FileNotFoundError('no bucket')]
+)
+def test_what_cannot_be_uploaded_stays_here(
+  store, tmp_path, monkeypatch, problem
+):
   files, address = store
 
   def fail(*_args, **_options):
-    raise OSError('the quota is used up')
+    raise problem
 
   monkeypatch.setattr(type(files), 'put_file', fail)
-  with pytest.raises(UserError, match='quota is used up; the whole run is in'):
-    loop.run(tiny.config(), address)
+  with pytest.raises(UserError, match=f'{problem}; the whole run is in'):
+    loop.run(tiny.config(train__duration='3 steps'), address)
   (copy,) = (tmp_path / 'cache' / 'runs').glob('*/run')
   assert (copy / 'DONE').exists()
 
 
-def test_a_bucket_that_is_gone_loses_nothing(store, tmp_path, monkeypatch):
+@pytest.mark.parametrize('is_released', [False, True])
+def test_a_copy_whose_lock_was_taken_uploads_nothing(store, is_released):
   files, address = store
-
-  def fail(*_args, **_options):
-    raise FileNotFoundError('no such bucket')
-
-  monkeypatch.setattr(type(files), 'put_file', fail)
-  with pytest.raises(UserError, match='no such bucket; the whole run is in'):
-    loop.run(tiny.config(), address)
-  (copy,) = (tmp_path / 'cache' / 'runs').glob('*/run')
-  assert (copy / 'DONE').exists()
-
-
-def test_a_copy_whose_lock_is_taken_uploads_nothing(store, tmp_path):
-  files, address = store
-  with pytest.raises(UserError, match='process 1 on a host has taken the work'):
+  holder = 'process 1 on a host'
+  lock = {'holder': holder, 'time': time.time(), 'id': '1'}
+  with pytest.raises(UserError, match='has taken the work directory') as error:
     with object_store.local_copy(address) as folder:
       path = pathlib.Path(folder)
       path.mkdir()
       (path / 'run.json').write_text('{}')
-      lock = {'holder': 'process 1 on a host', 'time': time.time(), 'id': '1'}
-      files.pipe_file(f'{address}/lock.json', json.dumps(lock).encode())
-  assert names(store) == {'lock.json'}  # that of the other process
-  assert json.loads(files.cat_file(f'{address}/lock.json')) == lock
-  assert (path / 'run.json').exists()
-
-
-def test_a_copy_whose_lock_was_taken_and_released_uploads_nothing(store):
-  files, address = store
-  with pytest.raises(UserError, match='has taken the work directory'):
-    with object_store.local_copy(address) as folder:
-      path = pathlib.Path(folder)
-      path.mkdir()
-      (path / 'run.json').write_text('{}')
-      files.rm_file(f'{address}/lock.json')
-  assert not names(store)
+      if is_released:
+        files.rm_file(f'{address}/lock.json')
+      else:
+        files.pipe_file(f'{address}/lock.json', json.dumps(lock).encode())
+  assert names(store) == (set() if is_released else {'lock.json'})
+  if not is_released:  # that of the other process
+    assert holder in str(error.value)
+    assert json.loads(files.cat_file(f'{address}/lock.json')) == lock
   assert (path / 'run.json').exists()
 
 

@@ -61,7 +61,7 @@ def report(workdir: pathlib.Path, start: int, stop: int) -> None:
         reporter.write(step, step / 10, {'val/loss': 200 + step})
 
 
-def test_writes_each_metric_twice(tmp_path: pathlib.Path) -> None:
+def test_writes_each_metric_twice(tmp_path):
   with reporting.Reporter(str(tmp_path), 10) as reporter:
     reporter.write(1, 0.5, {'train/loss': 2.0, 'train/learning_rate': 1e-3})
     # A killed run loses nothing of this.
@@ -76,7 +76,7 @@ def test_writes_each_metric_twice(tmp_path: pathlib.Path) -> None:
     }
 
 
-def test_what_is_not_finite_is_null(tmp_path: pathlib.Path) -> None:
+def test_what_is_not_finite_is_null(tmp_path):
   with reporting.Reporter(tmp_path, 10) as reporter:
     reporter.write(1, 0.5, {'a': float('nan'), 'b': float('-inf'), 'c': 1})
   line = lines(tmp_path)[0]
@@ -84,7 +84,7 @@ def test_what_is_not_finite_is_null(tmp_path: pathlib.Path) -> None:
   assert board(tmp_path, 'b') == [(1, float('-inf'))]
 
 
-def test_large_metrics_survive_a_resume(tmp_path: pathlib.Path) -> None:
+def test_large_metrics_survive_a_resume(tmp_path):
   """A run that diverges writes them; just then they are looked at."""
   with reporting.Reporter(tmp_path, 20, 0) as reporter:
     reporter.write(1, 0.0, {'train/grad_norm': 3e38})
@@ -93,7 +93,7 @@ def test_large_metrics_survive_a_resume(tmp_path: pathlib.Path) -> None:
   assert [x['train/grad_norm'] for x in lines(tmp_path)] == [3e38, 1.0]
 
 
-def test_resuming_leaves_no_step_twice(tmp_path: pathlib.Path) -> None:
+def test_resuming_leaves_no_step_twice(tmp_path):
   report(tmp_path, 0, 9)
   with (tmp_path / 'metrics.jsonl').open('a') as file:
     file.write('{"step": 10, "epo')  # killed as it wrote
@@ -108,9 +108,7 @@ def test_resuming_leaves_no_step_twice(tmp_path: pathlib.Path) -> None:
   assert len(os.listdir(tmp_path)) == 4  # and three files of events
 
 
-def test_images_and_the_config_are_purged_like_metrics(
-  tmp_path: pathlib.Path,
-) -> None:
+def test_images_and_the_config_are_purged_like_metrics(tmp_path):
   accumulators = pytest.importorskip(
     'tensorboard.backend.event_processing.plugin_event_accumulator'
   )
@@ -135,7 +133,7 @@ def test_images_and_the_config_are_purged_like_metrics(
   assert list(image) == [b'5', b'3', png]
 
 
-def test_starting_anew_where_nothing_was_saved(tmp_path: pathlib.Path) -> None:
+def test_starting_anew_where_nothing_was_saved(tmp_path):
   report(tmp_path, 0, 7)
   report(tmp_path, 0, 3)
   assert steps(tmp_path, 'train/loss') == [1, 2, 3]
@@ -143,7 +141,7 @@ def test_starting_anew_where_nothing_was_saved(tmp_path: pathlib.Path) -> None:
   assert steps(tmp_path, 'val/loss') == []
 
 
-def test_an_evaluation_that_was_still_missing(tmp_path: pathlib.Path) -> None:
+def test_an_evaluation_that_was_still_missing(tmp_path):
   report(tmp_path, 0, 4)
   with reporting.Reporter(tmp_path, 20, 4) as reporter:
     reporter.write(4, 0.4, {'val/loss': 1.0})
@@ -152,7 +150,7 @@ def test_an_evaluation_that_was_still_missing(tmp_path: pathlib.Path) -> None:
   assert board(tmp_path, 'val/loss') == [(4, 1.0)]
 
 
-def test_what_was_reported_before(tmp_path: pathlib.Path) -> None:
+def test_what_was_reported_before(tmp_path):
   report(tmp_path, 0, 12)
   with reporting.Reporter(tmp_path, 20, 8) as reporter:
     assert reporter.before('train/loss') == 108
@@ -162,7 +160,7 @@ def test_what_was_reported_before(tmp_path: pathlib.Path) -> None:
     assert reporter.before('train/loss') is None
 
 
-def test_cut_back_drops_what_is_no_metric(tmp_path: pathlib.Path) -> None:
+def test_cut_back_drops_what_is_no_metric(tmp_path):
   path = tmp_path / 'metrics.jsonl'
   good = '{"step": 1, "a": 2}\n'
   path.write_bytes(b'\xff\n[1]\n' + good.encode() + b'{"step": 2}\n{"step": 1')
@@ -170,18 +168,14 @@ def test_cut_back_drops_what_is_no_metric(tmp_path: pathlib.Path) -> None:
   assert path.read_text() == good
 
 
-def test_other_processes_write_nothing(tmp_path: pathlib.Path) -> None:
+def test_other_processes_write_nothing(tmp_path):
   with reporting.Reporter(tmp_path, 10, writes=False) as reporter:
     reporter.write(1, 0.5, {'a': 1.0})
     reporter.progress(1, {'a': 1.0})
   assert not list(tmp_path.iterdir())
 
 
-def test_lines_where_there_is_no_terminal(
-  tmp_path: pathlib.Path,
-  caplog: pytest.LogCaptureFixture,
-  monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_lines_where_there_is_no_terminal(tmp_path, caplog, monkeypatch):
   caplog.set_level('INFO', 'absl')
   stream = io.StringIO()
   monkeypatch.setattr(sys, 'stderr', stream)
@@ -195,11 +189,7 @@ def test_lines_where_there_is_no_terminal(
   assert not stream.getvalue()
 
 
-def test_a_bar_on_a_terminal(
-  tmp_path: pathlib.Path,
-  caplog: pytest.LogCaptureFixture,
-  monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_bar_on_a_terminal(tmp_path, caplog, monkeypatch):
   caplog.set_level('INFO', 'absl')
   monkeypatch.delenv('TERM', raising=False)
   stream = tiny.Terminal()
@@ -227,7 +217,7 @@ def test_a_bar_on_a_terminal(
   assert not stream.getvalue().endswith('later')
 
 
-def test_the_log_is_appended_to(tmp_path: pathlib.Path) -> None:
+def test_the_log_is_appended_to(tmp_path):
   for word in ('one', 'two'):
     with logs.log_to(tmp_path / 'train.log'):
       logging.warning(word)
@@ -256,7 +246,7 @@ except config.UserError as e:
 """
 
 
-def test_a_full_disk(tmp_path: pathlib.Path) -> None:
+def test_a_full_disk(tmp_path):
   done = subprocess.run(
     [sys.executable, '-c', _FULL, str(tmp_path)],
     capture_output=True,
@@ -283,7 +273,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_killed_run_loses_nothing(tmp_path: pathlib.Path) -> None:
+def test_a_killed_run_loses_nothing(tmp_path):
   done = subprocess.run(
     [sys.executable, '-c', _KILLED, str(tmp_path)],
     check=False,

@@ -49,9 +49,7 @@ def read(path: pathlib.Path) -> Any:
   return json.loads(path.read_text())
 
 
-def test_lock_is_held_until_the_process_is_killed(
-  tmp_path: pathlib.Path,
-) -> None:
+def test_lock_is_held_until_the_process_is_killed(tmp_path):
   path = tmp_path / 'new' / 'run'
   process = hold(path)
   with pytest.raises(UserError) as error:
@@ -69,7 +67,7 @@ def test_lock_is_held_until_the_process_is_killed(
     pass
 
 
-def test_what_a_killed_run_left_is_removed(tmp_path: pathlib.Path) -> None:
+def test_what_a_killed_run_left_is_removed(tmp_path):
   for name in ('.run.json.0123abcd.tmp', '.DONE.01234567.tmp'):
     (tmp_path / name).write_text('{')
   others = {'.run.json.tmp', '.mine.0123abcd.tmp', 'run.json.0123abcd.tmp'}
@@ -80,16 +78,14 @@ def test_what_a_killed_run_left_is_removed(tmp_path: pathlib.Path) -> None:
   assert set(os.listdir(tmp_path)) == others | {'.lock'}
 
 
-def test_lock_of_what_is_no_directory(tmp_path: pathlib.Path) -> None:
+def test_lock_of_what_is_no_directory(tmp_path):
   (tmp_path / 'file').write_text('')
   with pytest.raises(UserError, match='cannot use work directory'):
     with workdir.lock(tmp_path / 'file' / 'run'):
       pass
 
 
-def test_a_file_that_cannot_be_replaced_is_intact(
-  tmp_path: pathlib.Path,
-) -> None:
+def test_a_file_that_cannot_be_replaced_is_intact(tmp_path):
   path = tmp_path / 'a.json'
   safe_io.write_json(path, {'a': 1})
   with pytest.raises(TypeError):
@@ -102,7 +98,7 @@ def test_a_file_that_cannot_be_replaced_is_intact(
   assert [p.name for p in tmp_path.iterdir()] == ['a.json']
 
 
-def test_two_that_replace_a_file_at_once(tmp_path: pathlib.Path) -> None:
+def test_two_that_replace_a_file_at_once(tmp_path):
   path = tmp_path / 'a.txt'
   with safe_io.replacing(path) as first:
     first.write('first')
@@ -114,25 +110,21 @@ def test_two_that_replace_a_file_at_once(tmp_path: pathlib.Path) -> None:
   assert [p.name for p in tmp_path.iterdir()] == ['a.txt']
 
 
-def test_the_trouble_of_another_file_stays_its_own(
-  tmp_path: pathlib.Path,
-) -> None:
+def test_the_trouble_of_another_file_stays_its_own(tmp_path):
   with pytest.raises(FileNotFoundError, match='elsewhere'):
     with safe_io.replacing_path(tmp_path / 'a'):
       open(tmp_path / 'elsewhere')
   assert not any(tmp_path.iterdir())
 
 
-def test_reading_json(tmp_path: pathlib.Path) -> None:
+def test_reading_json(tmp_path):
   assert safe_io.read_json(tmp_path / 'a.json') is None
   (tmp_path / 'a.json').write_text('{"a":')
   with pytest.raises(UserError, match=r'cannot read .*/a\.json: '):
     safe_io.read_json(tmp_path / 'a.json')
 
 
-def test_what_is_no_regular_file_is_not_waited_for(
-  tmp_path: pathlib.Path,
-) -> None:
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
   """A device would fill the memory, and a FIFO has nobody who writes."""
   (tmp_path / 'zero').symlink_to('/dev/zero')
   os.mkfifo(tmp_path / 'fifo')
@@ -155,9 +147,7 @@ def test_what_is_no_regular_file_is_not_waited_for(
     (b' ' * (safe_io.MOST_TEXT + 1), 'it has more than'),
   ],
 )
-def test_json_that_is_refused(
-  content: bytes, message: str, tmp_path: pathlib.Path
-) -> None:
+def test_json_that_is_refused(content, message, tmp_path):
   (tmp_path / 'a.json').write_bytes(content)
   with pytest.raises(UserError, match=r'^cannot read [^\n]*$') as e:
     safe_io.read_json(tmp_path / 'a.json')
@@ -176,13 +166,11 @@ def test_json_that_is_refused(
     '{"step": 1}x',
   ],
 )
-def test_a_line_of_metrics_that_is_damaged(line: str) -> None:
+def test_a_line_of_metrics_that_is_damaged(line):
   assert reporting.parse_metrics(f'{line}\n') is None
 
 
-def test_prepare_describes_each_start(
-  tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_prepare_describes_each_start(tmp_path, caplog):
   config = config_lib.default()
   prepare(tmp_path, config)
   config.train.log_every = '7 steps'
@@ -200,7 +188,7 @@ def test_prepare_describes_each_start(
   assert read(tmp_path / 'preprocess.json') == {'classes': ['a', 'b']}
 
 
-def test_prepare_refuses_another_config(tmp_path: pathlib.Path) -> None:
+def test_prepare_refuses_another_config(tmp_path):
   config = config_lib.default()
   prepare(tmp_path, config)
   config.optim.learning_rate = 0.5
@@ -223,9 +211,7 @@ def test_prepare_refuses_another_config(tmp_path: pathlib.Path) -> None:
     (('b', 'a'), 'their order changed'),
   ],
 )
-def test_prepare_refuses_other_classes(
-  tmp_path: pathlib.Path, classes: tuple[str, ...], message: str
-) -> None:
+def test_prepare_refuses_other_classes(tmp_path, classes, message):
   config = config_lib.default()
   prepare(tmp_path, config)
   with pytest.raises(UserError, match=message):
@@ -271,9 +257,7 @@ def test_classes_that_changed_before_a_run_resumes_are_named(
 
 
 @pytest.mark.skipif(shutil.which('git') is None, reason='there is no git')
-def test_commit_of_the_checkout(
-  tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commit_of_the_checkout(tmp_path, monkeypatch):
   def git(*arguments: str) -> str:
     identity = ('-c', 'user.name=a', '-c', 'user.email=a@b')
     command = ('git', '-C', str(tmp_path), *identity, *arguments)

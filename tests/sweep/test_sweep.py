@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 
+import case_files
 import cv2
 import pytest
 import scipy.stats
@@ -141,8 +142,8 @@ def test_two_processes_share_a_grid(files):
   began = [set(re.findall(r'^trial (\d+):', err, re.M)) for err in told]
   assert sorted(map(int, [*began[0], *began[1]])) == list(range(6))
   rows = leaderboard(flags)
-  wanted = {(str(x), str(y)) for x in (0.01, 0.03) for y in (0.0, 0.1, 0.2)}
-  assert len(rows) == 6 and set(points(rows)) == wanted
+  expected = {(str(x), str(y)) for x in (0.01, 0.03) for y in (0.0, 0.1, 0.2)}
+  assert len(rows) == 6 and set(points(rows)) == expected
   for row in rows:
     trial = int(row['trial'])
     assert row['state'] == 'complete'
@@ -268,11 +269,11 @@ def test_runs_get_the_argument_of_the_config(files, run, tmp_path):
     "def get_config(arg=''):\n"
     f"  return config.load('{tiny.ROOT}/configs/digits.py')\n"
   )
-  wanted = f'{tmp_path}/config.py:gs://bucket/a/../b,digits'
+  expected = f'{tmp_path}/config.py:gs://bucket/a/../b,digits'
   _, *flags = files("space={}, sampler='grid'")
-  assert len(run(f'--config={wanted}', *flags)) == 1
+  assert len(run(f'--config={expected}', *flags)) == 1
   there = tmp_path / 'sweep' / 'trials' / '0000' / 'seed0' / 'config'
-  assert there.read_text() == wanted
+  assert there.read_text() == expected
 
 
 def test_a_sweep_without_a_result_says_why(files, run):
@@ -544,110 +545,17 @@ def test_a_lost_journal_is_said(files):
     conduct(flags)
 
 
-SPACE = "space={'optim.learning_rate': sweep.choice(0.1)}, "
-# What the sweep file says, and what the error says of it.
-MISTAKES = {
-  'key': (
-    "space={'optim.lr': sweep.choice(1)}, sampler='grid'",
-    "in the space: config has no key 'optim.lr': did you mean 'optim.",
-  ),
-  'type': (
-    "space={'model.depth': sweep.choice(1, 2.5)}, sampler='grid'",
-    'in the space: model.depth=2.5: ',
-  ),
-  'text': (
-    "space={'optim.warmup': sweep.choice('5 steps', '5')}, sampler='grid'",
-    "in the space: optim.warmup=5: config.optim.warmup: '5' is not a length",
-  ),
-  'fractions': (
-    "space={'model.depth': sweep.uniform(1, 4)}, trials=2",
-    'in the space: model.depth=1.0: ',
-  ),
-  'not whole': (
-    "space={'model.depth': sweep.integers(1, 4.5)}, trials=2",
-    'in the space: model.depth is integers(1, 4.5): write two whole numbers',
-  ),
-  'unset': (
-    "space={'optim.layer_decay': sweep.choice(None, 0.9)}, trials=2",
-    'in the space: optim.layer_decay=None: the config takes it for 1.0, not for'
-    ' None',
-  ),
-  'another type': (
-    "space={'data.name': sweep.choice(5)}, sampler='grid'",
-    "in the space: data.name=5: the config takes it for '5', not for 5",
-  ),
-  'infinite grid': (
-    "space={'optim.layer_decay': sweep.uniform(0, 1)}, sampler='grid'",
-    'in the space: optim.layer_decay is uniform(0, 1), which no grid can try',
-  ),
-  'bounds': (
-    "space={'optim.layer_decay': sweep.log_uniform(0, 1)}, trials=2",
-    'in the space: optim.layer_decay is log_uniform(0, 1): it must go from a',
-  ),
-  'plain value': (
-    "space={'optim.layer_decay': 0.9}, trials=2",
-    'in the space: optim.layer_decay is 0.9: write sweep.choice(...)',
-  ),
-  'twice': (
-    "space={'optim.layer_decay': sweep.choice(0.9, 0.9)}, trials=2",
-    'in the space: optim.layer_decay is choice(0.9, 0.9): name one value',
-  ),
-  'option of a text': (
-    "space={'optim.name': sweep.choice('adamw(b3=0.9)')}, sampler='grid'",
-    'in the space: optim.name=adamw(b3=0.9): config.optim.name: adamw has no',
-  ),
-  'seed': (
-    "space={'seed': sweep.choice(1)}, trials=2",
-    "config.seed is one of the sweep's `seeds`",
-  ),
-  'seeds': (f'{SPACE}trials=2, seeds=(1, 1)', 'seeds is (1, 1): write'),
-  'sampler': (
-    f"{SPACE}sampler='best'",
-    "sampler is 'best': choose one of grid",
-  ),
-  'pruner': (f"{SPACE}pruner='no'", "pruner is 'no': choose one of none"),
-  'no trials': (f"{SPACE}sampler='random'", 'trials is missing'),
-  'trials': (f'{SPACE}trials=0', 'trials is 0: it must be at least 1'),
-  'metric': (
-    f"{SPACE}trials=2, metric='test/accuracy'",
-    "metric is 'test/accuracy', but no such evaluation runs: val",
-  ),
-  'no space': ('space={}, trials=2', 'the space is empty'),
-  'field': (f'{SPACE}trial=2', 'line 5: TypeError: '),
-}
-
-
-@pytest.mark.parametrize('mistake', MISTAKES)
-def test_mistakes_are_one_line(mistake, files, run):
-  fields, says = MISTAKES[mistake]
-  flags = files(fields)
+@pytest.mark.parametrize(
+  ('kind', 'text', 'told'),
+  case_files.read(pathlib.Path(__file__).with_name('mistakes.txt')),
+)
+def test_mistakes_are_one_line(kind, text, told, files, run):
+  flags = files(GRID if kind == 'flag' else text)
+  flags += ['--jobs=2', text] if kind == 'flag' else []
   with pytest.raises(config_lib.UserError) as e:
     run(*flags)
-  assert says in str(e.value) and '\n' not in str(e.value)
+  assert told in str(e.value) and '\n' not in str(e.value)
   assert not folder(flags).exists()
-
-
-# Flags after a good sweep's, and the error that they give.
-FLAGS = {
-  'both': ('--config.optim.learning_rate=1', 'the space has this key, too'),
-  'seed': ('--config.seed=1', "config.seed is one of the sweep's"),
-  'variant': (
-    '--config.train.variant=patchs((2, 4))',
-    "config.train.variant is 'patchs'",
-  ),
-  'no file': ('--sweep=none.py', '--sweep=none.py: there is no such file'),
-  'gpus': ('--gpus=0,1,2', '--gpus=0,1,2: name as many for each of the'),
-  'argument': ('digits.py', "unexpected argument 'digits.py'"),
-  'jobs': ('--partition=gpu', '--partition is for jobs: add --slurm'),
-}
-
-
-@pytest.mark.parametrize('mistake', FLAGS)
-def test_mistakes_in_flags_are_one_line(mistake, files, run):
-  flag, says = FLAGS[mistake]
-  with pytest.raises(config_lib.UserError) as e:
-    run(*files(GRID), '--jobs=2', flag)
-  assert says in str(e.value) and '\n' not in str(e.value)
 
 
 def test_slurm_has_to_be_there(files, monkeypatch):

@@ -18,8 +18,8 @@ def shape(*sizes):
 def test_products():
   assert flops.count(jnp.matmul, shape(3, 4), shape(4, 5)) == 2 * 3 * 4 * 5
   batched = functools.partial(jnp.einsum, 'bij,bjk->bik')
-  found = flops.count(batched, shape(7, 3, 4), shape(7, 4, 5))
-  assert found == 2 * 7 * 3 * 4 * 5
+  counts = flops.count(batched, shape(7, 3, 4), shape(7, 4, 5))
+  assert counts == 2 * 7 * 3 * 4 * 5
   assert flops.count(jnp.add, shape(3), shape(3)) == 0
 
 
@@ -140,12 +140,12 @@ def test_modules_add_up():
 
   x = shape(2, 4)
   params = jax.eval_shape(Outer().init, jax.random.key(0), x)
-  found = flops.by_module(Outer().apply, params, x)
+  counts = flops.by_module(Outer().apply, params, x)
   product = 2 * 2 * 4 * 8
-  assert found == {
+  assert counts == {
     (): (0, (2, 4)),
     ('twice',): (2 * 2 * 4 * 4, (2, 4)),
     ('twice', 'up'): (product, (2, 8)),
     ('twice', 'down'): (product, (2, 4)),
   }
-  assert list(found) == [(), ('twice',), ('twice', 'up'), ('twice', 'down')]
+  assert list(counts) == [(), ('twice',), ('twice', 'up'), ('twice', 'down')]

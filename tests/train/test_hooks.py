@@ -4,8 +4,6 @@ import documented
 import pytest
 import tiny
 
-from vit_jax.config import UserError
-from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 
 
@@ -40,18 +38,3 @@ def test_a_hook_ends_a_run_which_is_evaluated_and_saved(tmp_path):
   assert results.reason.startswith('the kernel has the norm')
   assert results.metrics['val/examples'] == 359
   assert (tmp_path / 'run' / 'checkpoints' / '0').exists()
-
-
-@pytest.mark.parametrize(
-  ('text', 'message'),
-  [
-    ('KernelNorm', "is 'KernelNorm': .*of your own, as 'my_module:MyHook'"),
-    ('my_hook:Norm', "has no class 'Norm'.*KernelNorm"),
-    ('my_hook:KernelNorm(evry=1)', "no option 'evry': did you mean 'every'"),
-    ('my_hook:KernelNorm(every=2, every=3)', 'every is there twice'),
-    ('nowhere:KernelNorm', "no module 'nowhere'"),
-  ],
-)
-def test_hooks_that_are_not_there(text, message):
-  with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
-    experiment_lib.check(tiny.config(train__hooks=text))

@@ -11,7 +11,7 @@ from vit_jax.train import start
 
 
 @pytest.mark.parametrize('classes', [('cat',), ('cat', 'dog')])
-def test_one_class_is_warned_of(classes, tmp_path, caplog):
+def test_one_class_gets_a_warning(classes, tmp_path, caplog):
   for name in classes:
     (tmp_path / 'train' / name).mkdir(parents=True)
     for i in range(8):

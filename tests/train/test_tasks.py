@@ -16,6 +16,8 @@ from vit_jax.runs import restoring
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import tasks
 
+pytestmark = pytest.mark.usefixtures('programs_once')
+
 UserError = config_lib.UserError
 
 # Overrides of tasks: the digits, and the digits of other splits and batches.
@@ -23,7 +25,7 @@ FIRST = {'data.split': 'train[:50%]', 'evals.val.split': 'train[90%:]'}
 SECOND = {'data.split': 'train[50%:80%]', 'evals.val.split': 'train[80%:90%]'}
 
 
-def config_of(others=None, **overrides):
+def make_config(others=None, **overrides):
   """Returns a config of the tasks 'one' and 'two'."""
   config = tiny.config(**{'train__variant': 'tasks'} | overrides)
   given = {'one': FIRST, 'two': SECOND} if others is None else others
@@ -40,7 +42,7 @@ def variant(sampling):
 
 @functools.cache  # compiled functions are shared
 def build(**overrides):
-  config = config_of(**overrides)
+  config = make_config(**overrides)
   experiment_lib.check(config)
   return experiment_lib.create(config)
 
@@ -65,7 +67,7 @@ def assert_equal(found, expected):
 def test_one_task_alone_is_the_run_of_its_config(tmp_path):
   """To the bit: data, random numbers, optimizer and average."""
   keys = tiny.RANDOM | {'train__ema_decay': 0.9, 'train__duration': '4 steps'}
-  config = config_of({'one': FIRST}, **keys)
+  config = make_config({'one': FIRST}, **keys)
   alone = config_lib.for_task(config, 'one')
   vit_jax.train(config, str(tmp_path / 'tasks'))
   vit_jax.train(alone, str(tmp_path / 'alone'))
@@ -80,7 +82,7 @@ def test_one_task_alone_is_the_run_of_its_config(tmp_path):
 def finished(tmp_path_factory):
   """The work directory of a run of two tasks."""
   path = tmp_path_factory.mktemp('tasks') / 'run'
-  results = vit_jax.train(config_of(), str(path))
+  results = vit_jax.train(make_config(), str(path))
   return path, results
 
 
@@ -91,7 +93,7 @@ def test_a_stopped_run_resumes_to_the_bit(finished, tmp_path):
   for name in ('8', '12'):
     shutil.rmtree(tmp_path / 'run/checkpoints' / name)
   (tmp_path / 'run/DONE').unlink()
-  vit_jax.train(config_of(), str(tmp_path / 'run'))
+  vit_jax.train(make_config(), str(tmp_path / 'run'))
   found, expected = (
     restoring.restore_params(x)[0] for x in (tmp_path / 'run', path)
   )
@@ -109,7 +111,7 @@ def test_each_task_is_loaded_as_a_run(finished):
     assert right == pytest.approx(results.metrics[f'{name}_val/accuracy'])
     assert loaded.origin.kind == 'newest'
     assert str(loaded.origin.path) == str(path / 'checkpoints' / '12')
-    alone = config_lib.for_task(config_of(), name)
+    alone = config_lib.for_task(make_config(), name)
     with pytest.raises(UserError, match='which trains all its tasks'):
       vit_jax.train(alone, str(path / 'tasks' / name))
   with pytest.raises(UserError, match='several tasks, one, two: name one, as'):
@@ -118,7 +120,7 @@ def test_each_task_is_loaded_as_a_run(finished):
 
 def test_a_resumed_run_must_have_the_same_tasks(finished):
   path, _ = finished
-  config = config_of()
+  config = make_config()
   config.tasks.two.data.flip = True
   with pytest.raises(UserError, match=r'tasks\.two\.data\.flip: False -> True'):
     vit_jax.train(config, str(path))
@@ -133,12 +135,12 @@ def test_a_resumed_run_must_have_the_same_classes(finished, tmp_path):
   content['classes'][3] = 'drei'
   stored.write_text(json.dumps(content))
   with pytest.raises(UserError, match=r'tasks/two began: without .drei., with'):
-    vit_jax.train(config_of(), str(tmp_path / 'run'))
+    vit_jax.train(make_config(), str(tmp_path / 'run'))
 
 
 def test_the_log_has_each_task_in_each_interval(tmp_path):
   """However rare it is."""
-  config = config_of(
+  config = make_config(
     train__log_every='6 steps',
     train__variant=variant('weighted'),
     train__duration='24 steps',
@@ -159,7 +161,7 @@ def test_the_log_has_each_task_in_each_interval(tmp_path):
 
 
 def test_a_step_that_is_not_finite_names_its_task(tmp_path):
-  config = config_of(
+  config = make_config(
     optim__name='sgd',
     optim__learning_rate=1e38,
     optim__warmup='0 steps',
@@ -173,7 +175,7 @@ def test_a_step_that_is_not_finite_names_its_task(tmp_path):
 @pytest.mark.slow
 def test_the_state_of_a_tasks_objective_is_read(tmp_path):
   teacher = {'objective.name': 'mean_teacher:MeanTeacher'}
-  config = config_of(
+  config = make_config(
     {'one': FIRST, 'two': SECOND | teacher}, train__duration='3 steps'
   )
   vit_jax.train(config, str(tmp_path))
@@ -216,7 +218,7 @@ def test_accumulated_steps_follow_the_mean_of_the_losses():
   state, (found,) = run_steps(both, 1)
   moved = []
   for name, its in (('one', FIRST), ('two', SECOND)):
-    config = config_of({name: its}, **keys)
+    config = make_config({name: its}, **keys)
     after, _ = run_steps(experiment_lib.create(config), 1)
     moved.append(after.params)
   for path in (('blocks_0', 'mlp', 'up', 'kernel'), ('norm', 'scale')):
@@ -231,10 +233,9 @@ def test_accumulated_steps_follow_the_mean_of_the_losses():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('sampling', ['epochs', 'accumulated'])
-def test_one_result_on_any_mesh(sampling):
+def test_one_result_on_any_mesh():
   keys = {
-    'train__variant': variant(sampling),
+    'train__variant': variant('accumulated'),
     'optim__sam': 'sam(rho=0.05)',
     'mesh__min_size': 0,
     'optim__name': 'sgd',
@@ -249,7 +250,7 @@ def test_one_result_on_any_mesh(sampling):
 
 
 def test_draws_depend_on_the_seed_and_the_step():
-  config = config_of(train__variant=variant('weighted'))
+  config = make_config(train__variant=variant('weighted'))
   config.tasks.one.weight = 3.0
   sizes = {'one': 898, 'two': 539}
 
@@ -301,7 +302,7 @@ def test_first_layers_of_a_modality():
   ],
 )
 def test_tasks_that_do_not_fit(keys, message):
-  config = config_of()
+  config = make_config()
   tiny.change(config, keys, 'tasks.')
   with pytest.raises(UserError, match=message):
     experiment_lib.check(config)
@@ -336,7 +337,7 @@ def test_tasks_that_do_not_fit(keys, message):
   ],
 )
 def test_configs_that_do_not_work_with_tasks(keys, message):
-  config = config_of()
+  config = make_config()
   tiny.change(config, keys)
   with pytest.raises(UserError, match=message):
     experiment_lib.check(config)
@@ -344,7 +345,7 @@ def test_configs_that_do_not_work_with_tasks(keys, message):
 
 def test_commands_of_one_task_say_so():
   with pytest.raises(UserError, match='this command takes one task'):
-    experiment_lib.build(config_of())
+    experiment_lib.build(make_config())
 
 
 @pytest.mark.slow

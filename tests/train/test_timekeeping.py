@@ -27,7 +27,7 @@ class Clock:
     return clock_lib.Timekeeper(age, lambda: self.now, lambda: self.compiled)
 
 
-def test_rates() -> None:
+def test_rates():
   clock = Clock()
   keeper = clock.keeper()
   for _ in range(5):
@@ -49,7 +49,7 @@ def test_rates() -> None:
   assert (measures['images_per_second'], measures['data_wait']) == (8, 0)
 
 
-def test_percentiles_of_the_steps_since_the_last_reading() -> None:
+def test_percentiles_of_the_steps_since_the_last_reading():
   clock = Clock()
   keeper = clock.keeper()
   names = [f'step_seconds_{name}' for name in ('p50', 'p90', 'p99', 'max')]
@@ -64,7 +64,7 @@ def test_percentiles_of_the_steps_since_the_last_reading() -> None:
   assert [measures[name] for name in names] == [3, 3, 3, 3]
 
 
-def test_pauses_and_compiling_are_no_part_of_a_step() -> None:
+def test_pauses_and_compiling_are_no_part_of_a_step():
   clock = Clock()
   keeper = clock.keeper()
   clock.compile(20)  # the initialisation
@@ -92,7 +92,7 @@ def test_pauses_and_compiling_are_no_part_of_a_step() -> None:
   assert measures['goodput'] == 4 / 87.5
 
 
-def test_a_call_ends_when_the_devices_end_it() -> None:
+def test_a_call_ends_when_the_devices_end_it():
   """Not when the host reads it, which has given them the next one before."""
   clock = Clock()
   keeper = clock.keeper()
@@ -110,7 +110,7 @@ def test_a_call_ends_when_the_devices_end_it() -> None:
   assert measures['step_seconds_max'] == 2.5
 
 
-def test_compiling_while_the_devices_work() -> None:
+def test_compiling_while_the_devices_work():
   """The next program is compiled for longer than the first step runs."""
   clock = Clock()
   keeper = clock.keeper()
@@ -126,7 +126,7 @@ def test_compiling_while_the_devices_work() -> None:
   assert keeper.saved()['useful_seconds'] == 5
 
 
-def test_a_save_in_the_midst_of_a_step() -> None:
+def test_a_save_in_the_midst_of_a_step():
   clock = Clock()
   keeper = clock.keeper()
   clock.now += 1
@@ -175,7 +175,7 @@ def run(
   return shown
 
 
-def test_goodput_over_restarts(tmp_path: pathlib.Path) -> None:
+def test_goodput_over_restarts(tmp_path):
   clock = Clock()
   whole = run(tmp_path, clock, 0, 5, 2)
   assert whole == [8 / 18, 10 / 21]
@@ -184,7 +184,7 @@ def test_goodput_over_restarts(tmp_path: pathlib.Path) -> None:
   assert run(tmp_path, clock, 5, 10, 4) == [22 / 122, 30 / 131]
 
 
-def test_steps_that_a_kill_costs_count_once(tmp_path: pathlib.Path) -> None:
+def test_steps_that_a_kill_costs_count_once(tmp_path):
   clock = Clock()
   run(tmp_path, clock, 0, 9, 2)  # killed: steps 6 to 9 are lost
   now = clock.now
@@ -194,7 +194,7 @@ def test_steps_that_a_kill_costs_count_once(tmp_path: pathlib.Path) -> None:
   assert run(tmp_path, clock, 0, 4, 1) == [4 / (now + 14)]
 
 
-def test_age(tmp_path: pathlib.Path) -> None:
+def test_age(tmp_path):
   assert clock_lib.age(tmp_path) == 0
   runs = [{'started': f'2001-01-0{day}T00:00:00+01:00'} for day in (1, 2)]
   (tmp_path / 'run.json').write_text(json.dumps({'runs': runs}))
@@ -204,7 +204,7 @@ def test_age(tmp_path: pathlib.Path) -> None:
   assert clock_lib.age(tmp_path) == 0
 
 
-def test_what_jax_compiles_is_noted() -> None:
+def test_what_jax_compiles_is_noted():
   clock = clock_lib.jax_compile_clock()
   before = clock()
   double = jax.jit(lambda x: 2 * x)

@@ -40,24 +40,6 @@ def test_each_step_is_of_its_variant(tmp_path):
   assert own == sharp
 
 
-@pytest.mark.parametrize(
-  ('changes', 'message'),
-  [
-    ({}, "is 'Sharpen': .*of your own, as 'my_module:MyVariant'"),
-    ({'train__variant': 'my_variant:Sharp'}, "has no class 'Sharp'.*Sharpen"),
-    ({'train__variant': 'tasks'}, 'trains config.tasks'),
-    (
-      {'train__variant': 'my_variant:Sharpen(3)', 'train__steps_per_call': 2},
-      'set it to 1',
-    ),
-  ],
-)
-def test_variants_that_do_not_work(changes, message):
-  changes = {'train__variant': 'Sharpen'} | changes
-  with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
-    experiment_lib.check(tiny.config(**changes))
-
-
 BROKEN = """
 from vit_jax.train import variant
 

@@ -26,15 +26,15 @@ def erase(images=IMAGES, keys=KEYS, probability=1.0, area=AREA) -> np.ndarray:
 
 
 def test_rectangles_become_noise():
-  found = erase()
+  images = erase()
   boxes = []
-  for image in found:
+  for image in images:
     changed = image != 7
     assert (changed == changed[..., :1]).all()
     y, x = np.nonzero(changed[..., 0])
     boxes.append((y.min(), x.min(), np.ptp(y) + 1, np.ptp(x) + 1))
     assert len(y) == boxes[-1][2] * boxes[-1][3]  # all of the rectangle
-  noise = found[found != 7]
+  noise = images[images != 7]
   assert abs(noise.mean()) < 0.02 and abs(noise.std() - 1) < 0.02
   assert len(np.unique(noise)) > 0.99 * len(noise)
 

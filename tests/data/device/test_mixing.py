@@ -58,13 +58,13 @@ def test_it_is_the_formula():
   labels = targets['label']
   for row in range(16):
     other = IMAGES[row ^ 1]
-    wanted = share[row] * IMAGES[row] + (1 - share[row]) * other
+    expected = share[row] * IMAGES[row] + (1 - share[row]) * other
     own = share[row]
     if row % 3 == 0:
-      wanted[2:9, 3:20] = other[2:9, 3:20]
+      expected[2:9, 3:20] = other[2:9, 3:20]
       own = 1 - 7 * 17 / (12 * 20)
     one_hot = np.eye(CLASSES)[LABELS]
-    np.testing.assert_allclose(images[row], wanted, atol=1e-6)
+    np.testing.assert_allclose(images[row], expected, atol=1e-6)
     np.testing.assert_allclose(
       labels[row], own * one_hot[row] + (1 - own) * one_hot[row ^ 1], atol=1e-6
     )
@@ -163,5 +163,5 @@ def test_it_is_the_same_on_devices_that_part_the_pairs():
   )
   split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
   given = jax.device_put((IMAGES[:8], LABELS[:8], KEYS[:8]), split)
-  for x, wanted in zip(mix(*given), mix(), strict=True):
-    np.testing.assert_allclose(x, wanted[:8], atol=1e-6)
+  for x, expected in zip(mix(*given), mix(), strict=True):
+    np.testing.assert_allclose(x, expected[:8], atol=1e-6)

@@ -65,11 +65,11 @@ def test_equals_pillow(name, kind):
   for (each, amount), found in zip(CASES, results(*kind), strict=True):
     if each != name:
       continue
-    wanted = [
+    expected = [
       by_pillow.apply(image, name, amount, spot, kind[3])
       for image, spot in zip(images, SPOTS, strict=True)
     ]
-    errors = np.abs(np.stack(wanted).astype(int) - found)
+    errors = np.abs(np.stack(expected).astype(int) - found)
     assert errors.max() <= 1, amount
     assert (errors > 0).mean() < 0.1, amount
     if name not in by_pillow.SHAPES:  # float32 between pixels
@@ -82,8 +82,8 @@ def test_one_colour_and_few_pixels():
   names = operations.NAMES * 3
   found = apply(images, by_pillow.make_draw(names, [1.0] * len(names)))
   for image, name, result in zip(images, names, found, strict=True):
-    wanted = by_pillow.apply(image, name, 1.0, np.zeros(2))
-    assert np.abs(np.asarray(result, int) - wanted).max() <= 1, name
+    expected = by_pillow.apply(image, name, 1.0, np.zeros(2))
+    assert np.abs(np.asarray(result, int) - expected).max() <= 1, name
 
 
 def test_all_hues_equal_pillow():
@@ -91,9 +91,9 @@ def test_all_hues_equal_pillow():
   image = np.stack(np.meshgrid(axis, axis, axis), axis=-1).reshape(52, -1, 3)
   hue = jax.jit(color.hue)
   for amount in (-0.2, 0.0, 0.4):
-    found = hue(image, jnp.float32(amount))
-    wanted = by_pillow.apply(image, 'hue', amount)
-    assert np.abs(np.asarray(found, int) - wanted).max() <= 1
+    shifted = hue(image, jnp.float32(amount))
+    expected = by_pillow.apply(image, 'hue', amount)
+    assert np.abs(np.asarray(shifted, int) - expected).max() <= 1
 
 
 def test_only_what_is_among_is_done():
@@ -154,8 +154,8 @@ def test_sometimes_equals_pillow(name):
     assert len(set(change[~is_left])) > 30  # each by its own amount
   else:
     amount = operations.SOMETIMES[name][0]
-    wanted = np.stack([by_pillow.apply(x, name, amount) for x in images])
-    assert np.abs(wanted[~is_left].astype(int) - found[~is_left]).max() <= 1
+    expected = np.stack([by_pillow.apply(x, name, amount) for x in images])
+    assert np.abs(expected[~is_left].astype(int) - found[~is_left]).max() <= 1
   assert (operations.sometimes(images, keys, name, 0.0) == images).all()
 
 

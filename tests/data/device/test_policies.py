@@ -10,9 +10,6 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax import config as config_lib
-from vit_jax.config import UserError
-from vit_jax.data import augment_checks
 from vit_jax.data import augmentations
 from vit_jax.data.device import operations
 
@@ -210,42 +207,3 @@ def test_3augment_draws_one_of_three():
   radii = amounts('3augment', 'gaussian_blur')
   assert 0.1 <= min(radii) < 0.12 and 1.98 < max(radii) <= 2
   assert amounts('3augment', 'solarize') == [128]
-
-
-@pytest.mark.parametrize(
-  ('text', 'words'),
-  [
-    ('randaug(2,10)', "is 'randaug': did you mean 'randaugment'? There are"),
-    ('randaugment', "randaugment needs the option 'layers'"),
-    ('Autoaugment', "did you mean 'autoaugment'?"),
-    ('4augment', "did you mean '3augment'?"),
-    ('randaugment(0,10)', 'layers is 0: it must be in [1, 100]'),
-    ('randaugment(2,31)', 'magnitude is 31: it must be in [0, 30]'),
-    ('rand(m=9, w=0)', "rand has no option 'w'"),
-    ('rand(m=9, mmax=12)', "has no option 'mmax': There are m, n, mstd"),
-    ('rand(m=9.5)', 'm is 9.5: it must be of the type int'),
-    ('rand(m=9, m=8)', 'm is there twice'),
-    ('rand(m=9, inc=2)', 'inc is 2: choose one of 0, 1'),
-    ('rand(p=1.5)', 'p is 1.5: it must be in [0, 1]'),
-    ('rand(n=0)', 'n is 0: it must be in [1, 100]'),
-    ('rand-', 'write a name'),
-  ],
-)
-def test_errors(text, words):
-  with pytest.raises(UserError) as error:
-    make(text)
-  assert words in str(error.value) and '\n' not in str(error.value)
-  assert str(error.value).startswith('config.augment.policy')
-
-
-def test_the_syntax_of_timm_is_translated():
-  config = config_lib.default()
-  config.augment.policy = 'rand-m9-mstd0.5-inc1'
-  message = r"write 'rand\(m=9, mstd=0.5, inc=1\)'$"
-  with pytest.raises(UserError, match=message):
-    augment_checks.check(config)
-
-
-@pytest.mark.parametrize('text', ALL)
-def test_check_takes_what_there_is(text):
-  make(text)

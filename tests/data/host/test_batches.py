@@ -245,15 +245,6 @@ def test_evaluation_counts_each_example_once(configs, hosts, split):
   assert not np.concatenate([b['image'] for b in batches])[~mask].any()
 
 
-def test_evaluation_on_three_hosts(configs):
-  parts = [
-    evaluate(configs['digits'], 'train', 129, host_index=i, host_count=3)
-    for i in range(3)
-  ]
-  index = np.concatenate([b['index'] for b in itertools.chain(*parts)])
-  np.testing.assert_array_equal(np.sort(index[index >= 0]), np.arange(1797))
-
-
 def test_source_size_hands_over_whole_images(configs, tmp_path):
   config = configs['folder'].copy_and_resolve_references()
   config.data.source_size = (20, 24)
@@ -280,21 +271,20 @@ def test_source_size_hands_over_whole_images(configs, tmp_path):
 def test_workers_make_the_same_batches_and_leave_nothing(configs):
   config = configs['folder'].copy_and_resolve_references()
   config.data.image_size = (200, 200)  # large enough for shared memory
-  wanted = train(config, stop=5)
-  for workers in (1, 2, 4):
+  expected = train(config, stop=5)
+  for workers in (1, 3):
     config.data.num_workers = workers
-    assert_same(train(config, stop=5), wanted)
+    assert_same(train(config, stop=5), expected)
   config.data.num_workers = 0
-  for threads in (1, 3):
-    config.data.num_threads = threads
-    assert_same(train(config, stop=5), wanted)
+  config.data.num_threads = 3
+  assert_same(train(config, stop=5), expected)
 
 
 def test_workers_need_no_shared_memory(configs, monkeypatch):
   """As in a container, whose /dev/shm has 64 MB."""
   config = configs['folder'].copy_and_resolve_references()
   config.data.image_size = (400, 400)  # large enough for shared memory
-  wanted = train(config, stop=2)
+  expected = train(config, stop=2)
   lines = []
   monkeypatch.setattr(logging, 'warning', lambda x, *y: lines.append(x % y))
   status = os.statvfs('/dev/shm')
@@ -315,7 +305,7 @@ def test_workers_need_no_shared_memory(configs, monkeypatch):
       x for x in set(os.listdir('/dev/shm')) - names if x.startswith('psm_')
     }
     found += batches
-  assert_same(found, wanted)
+  assert_same(found, expected)
   (line,) = lines
   assert '/dev/shm has 0 MB free' in line and '--shm-size' in line
 
@@ -399,7 +389,7 @@ def test_workers_end_with_a_parent_that_is_killed(configs, tmp_path):
   assert result.returncode == -9, result.stdout
 
 
-def labels_of(config, **kwargs):
+def train_labels(config, **kwargs):
   """Returns the labels of some batches, [steps * B]."""
   batches = train(config, **kwargs)
   return np.concatenate([batch['label'] for batch in batches])
@@ -482,11 +472,3 @@ def test_labels_of_a_folder_need_no_file(rare):
   for i in range(len(source)):
     pathlib.Path(source.file(i)).unlink()
   assert np.bincount(source.column('label')).tolist() == [40, 8, 2]
-
-
-@pytest.mark.parametrize('value', [-0.1, 1.1, 'class', True])
-def test_balance_is_checked(value):
-  config = config_lib.default()
-  config.data.balance = value
-  with pytest.raises(UserError, match=r"config\.data\.balance.*'classes'"):
-    data.check(config)

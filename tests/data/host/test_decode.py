@@ -20,26 +20,13 @@ COLOUR = Image.fromarray(stand_in.pixels(0, 19, 26))
 ALPHA = Image.fromarray(stand_in.pixels(7, 19, 26)[..., 0] // 3 * 3)
 RGBA = Image.merge('RGBA', [*COLOUR.split(), ALPHA])
 PALETTE = COLOUR.quantize(16)
+GREY_ROWS = [bytes([0x0F, 0x37])] * 2  # of 4 bits
 
 
 def encoded(image: Image.Image, kind: str, **options) -> bytes:
   file = io.BytesIO()
   image.save(file, kind, **options)
   return file.getvalue()
-
-
-def raw_png(bits: int, kind: int, row: bytes, size: tuple[int, int], extra=b''):
-  """A PNG of equal rows, in formats that Pillow does not write."""
-
-  def chunk(name: bytes, data: bytes) -> bytes:
-    checksum = struct.pack('>I', zlib.crc32(name + data))
-    return struct.pack('>I', len(data)) + name + data + checksum
-
-  header = struct.pack('>IIBBBBB', size[1], size[0], bits, kind, 0, 0, 0)
-  rows = zlib.compress((b'\0' + row) * size[0])
-  parts = [chunk(b'IHDR', header), extra and chunk(b'tRNS', extra)]
-  parts += [chunk(b'IDAT', rows), chunk(b'IEND', b'')]
-  return b'\x89PNG\r\n\x1a\n' + b''.join(parts)
 
 
 def seen(data: bytes, channels: int) -> np.ndarray:
@@ -80,15 +67,15 @@ FILES = {
     COLOUR, 'PNG', transparency=COLOUR.getpixel((2, 3))
   ),
   'png 1 bit': encoded(COLOUR.convert('1'), 'PNG'),
-  'png 4 bits': raw_png(4, 0, bytes([0x0F, 0x37]), (2, 4)),
+  'png 4 bits': stand_in.raw_png(GREY_ROWS, (2, 4), 4),
   'png 16 bits': stand_in.png(
     np.arange(0, 65536, 113, np.uint16)[:576].reshape(18, 32)
   ),
   'png 16 bits, colour': stand_in.png(
     stand_in.pixels(1, 9, 8).astype(np.uint16) * 257
   ),
-  'png 16 bits, grey with alpha': raw_png(
-    16, 4, bytes([0x80, 0x80, 0x40, 0x40, 0xFF, 0xFF, 0xFF, 0xFF]), (2, 2)
+  'png 16 bits, grey with alpha': stand_in.raw_png(
+    [bytes([0x80, 0x80, 0x40, 0x40, 0xFF, 0xFF, 0xFF, 0xFF])] * 2, (2, 2), 16, 4
   ),
   'png interlaced': encoded(COLOUR, 'PNG', interlace=1),
   'png animated': encoded(
@@ -198,13 +185,13 @@ FILES['jpeg turned by nonsense'] = turned('JPEG', 77, subsampling=0)
 @pytest.mark.parametrize('channels', [1, 3, 4])
 @pytest.mark.parametrize('name', FILES)
 def test_shows_what_pillow_shows(name, channels):
-  found = decode.decode(FILES[name], channels)
-  wanted = seen(FILES[name], channels)
-  assert found.dtype == np.uint8 and found.flags.c_contiguous
-  assert found.shape == wanted.shape
-  difference = np.abs(found - wanted)
+  pixels = decode.decode(FILES[name], channels)
+  expected = seen(FILES[name], channels)
+  assert pixels.dtype == np.uint8 and pixels.flags.c_contiguous
+  assert pixels.shape == expected.shape
+  difference = np.abs(pixels - expected)
   if channels == 4:  # the colour of what is transparent does not matter
-    alpha = wanted[..., 3:]
+    alpha = expected[..., 3:]
     # OpenCV multiplies those of a TIFF by it, and rounds them.
     difference[..., :3] *= alpha / 255 if 'tiff' in name else alpha > 0
   # Decoders round colours differently, and upsample them.
@@ -212,7 +199,7 @@ def test_shows_what_pillow_shows(name, channels):
 
 
 def test_few_levels_of_grey_may_have_a_transparent_one():
-  data = raw_png(4, 0, bytes([0x0F, 0x37]), (2, 4), extra=b'\0\7')
+  data = stand_in.raw_png(GREY_ROWS, (2, 4), 4, transparent=b'\0\7')
   alpha = decode.decode(data, 4)[0, :, 3]  # Pillow takes it for a level of 256
   np.testing.assert_array_equal(alpha, [255, 255, 255, 0])
 
@@ -275,8 +262,8 @@ def test_the_first_of_several_images_is_read_which_is_said_once(kind, lines):
   image = PALETTE if kind == 'GIF' else COLOUR
   several = {'save_all': True, 'append_images': [image.rotate(180)]}
   for _ in range(2):
-    found = decode.decode(encoded(image, kind, **several), 3)
-    np.testing.assert_array_equal(found, image.convert('RGB'))
+    pixels = decode.decode(encoded(image, kind, **several), 3)
+    np.testing.assert_array_equal(pixels, image.convert('RGB'))
     decode.decode(encoded(image, kind), 3)
   assert lines == [f'of {kind} files with several images the first is read']
 
@@ -287,14 +274,14 @@ def test_that_16_bits_become_8_is_said_once(lines):
   (line,) = lines
   assert 'only the upper 8 are kept' in line
   kept = levels.Levels(bits=16)
-  found = decode.decode(FILES['tiff 16 bits'], 1, levels=kept)
-  np.testing.assert_array_equal(found[..., 0], DEEP[..., 0])
+  pixels = decode.decode(FILES['tiff 16 bits'], 1, levels=kept)
+  np.testing.assert_array_equal(pixels[..., 0], DEEP[..., 0])
 
 
 def test_opencv_shows_the_same_of_a_gif():
   buffer = np.frombuffer(FILES['gif'], np.uint8)
-  wanted = cv2.cvtColor(cv2.imdecode(buffer, 1), cv2.COLOR_BGR2RGB)
-  np.testing.assert_array_equal(decode.decode(FILES['gif'], 3), wanted)
+  expected = cv2.cvtColor(cv2.imdecode(buffer, 1), cv2.COLOR_BGR2RGB)
+  np.testing.assert_array_equal(decode.decode(FILES['gif'], 3), expected)
 
 
 def test_a_gif_cut_off_after_its_first_frame_is_read():
@@ -360,12 +347,12 @@ def test_damaged_part_of_a_tiff_is_refused():
 def test_tiff_keeps_its_values(dtype, colors, order):
   image = (DEEP if colors == 2 else DEEP[..., :1]).astype(dtype)
   kept = levels.Levels(bits=8 * image.itemsize)
-  found = decode.decode(
+  pixels = decode.decode(
     tiff(image, colors, order), image.shape[-1], levels=kept
   )
   white_is_zero = np.iinfo(dtype).max - image
-  wanted = white_is_zero if colors == 0 else image
-  np.testing.assert_array_equal(found, wanted, strict=True)
+  expected = white_is_zero if colors == 0 else image
+  np.testing.assert_array_equal(pixels, expected, strict=True)
 
 
 @pytest.mark.parametrize('alpha', [0, 1, 2])
@@ -378,12 +365,12 @@ def test_alpha_of_a_tiff(bits, alpha):
     image = image.copy()
     share = image[..., 3:] / np.iinfo(image.dtype).max
     image[..., :3] = np.round(image[..., :3] * share)
-  found = decode.decode(tiff(image.astype(image.dtype), 2, alpha=alpha), 3)
-  wanted = decode.decode(FILES['png with alpha'], 3)
-  assert np.abs(found.astype(int) - wanted).max() <= 2
+  pixels = decode.decode(tiff(image.astype(image.dtype), 2, alpha=alpha), 3)
+  expected = decode.decode(FILES['png with alpha'], 3)
+  assert np.abs(pixels.astype(int) - expected).max() <= 2
 
 
-def exif_of(value, kind='H', order='<', count=1, tags=(0x010F, 0x0132)):
+def exif_bytes(value, kind='H', order='<', count=1, tags=(0x010F, 0x0132)):
   """EXIF with an orientation of some type, between other tags."""
   number = {'B': 1, 'H': 3, 'I': 4, 'b': 6, 'h': 8, 'i': 9, 'f': 11, 'd': 12}
   head = (b'II' if order == '<' else b'MM') + struct.pack(f'{order}HI', 42, 8)
@@ -397,7 +384,7 @@ def exif_of(value, kind='H', order='<', count=1, tags=(0x010F, 0x0132)):
   return head + struct.pack(f'{order}H', 3) + entries + bytes(4) + after
 
 
-def xmp_of(value, form='attribute'):
+def xmp_bytes(value, form='attribute'):
   text = f'tiff:Orientation="{value}"'
   if form == 'element':
     text = f'><tiff:Orientation>{value}</tiff:Orientation'
@@ -422,41 +409,47 @@ def with_segments(*parts):
 def test_orientations_of_all_types_are_as_pillow_has_them(kind, order):
   for value in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9):
     for count in (1, 3) if kind in 'HI' else (1,):
-      exif = exif_of(value, kind, order, count)
+      exif = exif_bytes(value, kind, order, count)
       data = with_segments(segment(EXIF + exif))
       with warnings.catch_warnings(action='ignore'):  # of counts of 3
-        wanted = seen(data, 3)
-      found = decode.decode(data, 3)
-      assert found.shape == wanted.shape, (value, count)
-      assert np.abs(found - wanted).max() <= 2, (value, count)
+        expected = seen(data, 3)
+      pixels = decode.decode(data, 3)
+      assert pixels.shape == expected.shape, (value, count)
+      assert np.abs(pixels - expected).max() <= 2, (value, count)
 
 
 APP0, COMMENT = UPRIGHT[2:20], segment(b'a comment', 0xFE)
 PARTS = {
-  'filled': [segment(EXIF + exif_of(6), fill=3)],
-  'filled, after the first': [APP0, segment(EXIF + exif_of(6, 'I'), fill=1)],
-  'filled comment first': [segment(b'a', 0xFE, 5), segment(EXIF + exif_of(8))],
-  'big-endian': [APP0, segment(EXIF + exif_of(6, order='>'))],
-  'xmp first': [segment(XMP + xmp_of(3)), segment(EXIF + exif_of(6))],
-  'xmp last': [segment(EXIF + exif_of(6)), segment(XMP + xmp_of(3))],
-  'xmp alone': [segment(XMP + xmp_of(6))],
-  'xmp element': [COMMENT, segment(XMP + xmp_of(5, 'element'), fill=2)],
-  'two of xmp': [segment(XMP + xmp_of(6)), segment(XMP + xmp_of(3))],
+  'filled': [segment(EXIF + exif_bytes(6), fill=3)],
+  'filled, after the first': [APP0, segment(EXIF + exif_bytes(6, 'I'), fill=1)],
+  'filled comment first': [
+    segment(b'a', 0xFE, 5),
+    segment(EXIF + exif_bytes(8)),
+  ],
+  'big-endian': [APP0, segment(EXIF + exif_bytes(6, order='>'))],
+  'xmp first': [segment(XMP + xmp_bytes(3)), segment(EXIF + exif_bytes(6))],
+  'xmp last': [segment(EXIF + exif_bytes(6)), segment(XMP + xmp_bytes(3))],
+  'xmp alone': [segment(XMP + xmp_bytes(6))],
+  'xmp element': [COMMENT, segment(XMP + xmp_bytes(5, 'element'), fill=2)],
+  'two of xmp': [segment(XMP + xmp_bytes(6)), segment(XMP + xmp_bytes(3))],
   'exif without it': [
-    segment(EXIF + exif_of(6)[:8] + bytes(6)),
-    segment(XMP + xmp_of(8)),
+    segment(EXIF + exif_bytes(6)[:8] + bytes(6)),
+    segment(XMP + xmp_bytes(8)),
   ],
   'exif in two': [
-    segment(EXIF + exif_of(6)[:20]),
-    segment(XMP + xmp_of(3)),
-    segment(EXIF + exif_of(6)[20:]),
+    segment(EXIF + exif_bytes(6)[:20]),
+    segment(XMP + xmp_bytes(3)),
+    segment(EXIF + exif_bytes(6)[20:]),
   ],
-  'exif with its name twice': [segment(EXIF + EXIF + exif_of(7))],
-  'other of the kind first': [segment(b'other\0'), segment(EXIF + exif_of(2))],
-  'in a comment': [segment(EXIF + exif_of(6), 0xFE)],
+  'exif with its name twice': [segment(EXIF + EXIF + exif_bytes(7))],
+  'other of the kind first': [
+    segment(b'other\0'),
+    segment(EXIF + exif_bytes(2)),
+  ],
+  'in a comment': [segment(EXIF + exif_bytes(6), 0xFE)],
   'nonsense, with xmp': [
-    segment(EXIF + exif_of(77)),
-    segment(XMP + xmp_of(6)),
+    segment(EXIF + exif_bytes(77)),
+    segment(XMP + xmp_bytes(6)),
   ],
 }
 
@@ -464,19 +457,19 @@ PARTS = {
 @pytest.mark.parametrize('name', PARTS)
 def test_segments_before_the_orientation(name):
   data = with_segments(*PARTS[name])
-  found, wanted = decode.decode(data, 3), seen(data, 3)
-  assert found.shape == wanted.shape
-  assert np.abs(found - wanted).max() <= 2
-  assert decode.jpeg_size(data) == wanted.shape[:2]
+  found, expected = decode.decode(data, 3), seen(data, 3)
+  assert found.shape == expected.shape
+  assert np.abs(found - expected).max() <= 2
+  assert decode.jpeg_size(data) == expected.shape[:2]
 
 
 @pytest.mark.parametrize('kind', ['PNG', 'WEBP'])
 def test_orientation_in_the_xmp_of_other_formats(kind):
-  options = {'xmp': xmp_of(6), 'lossless': True}
+  options = {'xmp': xmp_bytes(6), 'lossless': True}
   if kind == 'PNG':
     info = PngImagePlugin.PngInfo()
     info.add_itxt('Comment', 'none')
-    info.add_itxt('XML:com.adobe.xmp', xmp_of(6).decode())
+    info.add_itxt('XML:com.adobe.xmp', xmp_bytes(6).decode())
     options = {'pnginfo': info}
   data = encoded(COLOUR, kind, **options)
   np.testing.assert_array_equal(decode.decode(data, 3), seen(data, 3))
@@ -493,10 +486,10 @@ def test_the_first_exif_of_a_png_counts():
 
 @pytest.mark.parametrize('orientation', [1, 3, 6, 8])
 def test_turned_tiff(orientation):
-  found = decode.decode(tiff(DEEP, 2, orientation=orientation), 3)
+  pixels = decode.decode(tiff(DEEP, 2, orientation=orientation), 3)
   turns = {1: 0, 3: 2, 6: 3, 8: 1}[orientation]
   np.testing.assert_array_equal(
-    found, np.rot90(levels.EIGHT_BITS.keep(DEEP, ''), turns)
+    pixels, np.rot90(levels.EIGHT_BITS.keep(DEEP, ''), turns)
   )
 
 
@@ -522,17 +515,17 @@ def test_sixteen_bits_are_kept(channels):
   """As 8 bits would be seen, but finer: also grey, alpha and smaller types."""
   kept = levels.Levels(16)
   for name in ('png 16 bits', 'png 16 bits, grey with alpha', 'png', 'jpeg'):
-    found = decode.decode(FILES[name], channels, levels=kept)
-    assert found.dtype == np.uint16
+    pixels = decode.decode(FILES[name], channels, levels=kept)
+    assert pixels.dtype == np.uint16
     coarse = decode.decode(FILES[name], channels)
-    assert np.abs(found / 257 - coarse).max() <= 1.01
+    assert np.abs(pixels / 257 - coarse).max() <= 1.01
   grey = np.arange(1000, 1576, dtype=np.uint16).reshape(18, 32)
-  found = decode.decode(stand_in.png(grey), channels, levels=kept)
-  np.testing.assert_array_equal(found[..., 0], grey)
+  pixels = decode.decode(stand_in.png(grey), channels, levels=kept)
+  np.testing.assert_array_equal(pixels[..., 0], grey)
 
 
 def test_bits_are_told_by_the_header():
   for name, data in FILES.items():
-    wanted = 16 if '16 bits' in name else 8
-    assert decode.stored_bits(data) == wanted, name
+    expected = 16 if '16 bits' in name else 8
+    assert decode.stored_bits(data) == expected, name
     assert decode.stored_bits(data[:20]) == 8

@@ -16,7 +16,7 @@ def rng(seed: int = 0) -> np.random.Generator:
   return np.random.default_rng(seed)
 
 
-def crop_of(image: np.ndarray, crop: Crop, seed: int = 0) -> np.ndarray:
+def cropped(image: np.ndarray, crop: Crop, seed: int = 0) -> np.ndarray:
   return transforms.transform(image, image.shape[-1], crop, rng(seed))
 
 
@@ -30,7 +30,7 @@ def test_any_image_becomes_of_the_size(kind, size, channels):
       kind, (16, 20), resize, (0.08, 1), (0.75, 1.33), pad=3, flip=True
     )
     for seed in range(3):
-      found = crop_of(image, crop, seed)
+      found = cropped(image, crop, seed)
       assert found.shape == (16, 20, channels) and found.dtype == np.uint8
 
 
@@ -62,9 +62,9 @@ def test_box_that_never_fits_is_the_middle():
 def test_whole_box_of_the_same_size_is_the_image():
   image = stand_in.pixels(0, 16, 16)
   crop = Crop('random_resized', (16, 16), None, (1, 1), (1, 1))
-  np.testing.assert_array_equal(crop_of(image, crop), image)
+  np.testing.assert_array_equal(cropped(image, crop), image)
   flipped = Crop('random_resized', (16, 16), flip=True)
-  seen = {crop_of(image, flipped, seed).tobytes() for seed in range(20)}
+  seen = {cropped(image, flipped, seed).tobytes() for seed in range(20)}
   assert seen == {image.tobytes(), image[:, ::-1].tobytes()}
 
 
@@ -77,7 +77,7 @@ def test_pad_moves_the_image_over_black():
     for y in range(5)
     for x in range(5)
   }
-  offsets = {windows[crop_of(image, crop, s).tobytes()] for s in range(300)}
+  offsets = {windows[cropped(image, crop, s).tobytes()] for s in range(300)}
   assert len(offsets) == 25  # all of them
 
 
@@ -87,10 +87,10 @@ def test_center_crop_is_that_of_the_resized_image():
   small = np.asarray(
     Image.fromarray(image).resize((24, 16), Image.Resampling.BOX)
   )
-  found = crop_of(image, crop).astype(int)
+  found = cropped(image, crop).astype(int)
   assert np.abs(found - small[:, 4:20]).max() <= 1
   exact = Crop('center', (16, 16), (32, 48))
-  np.testing.assert_array_equal(crop_of(image, exact), image[8:24, 16:32])
+  np.testing.assert_array_equal(cropped(image, exact), image[8:24, 16:32])
 
 
 def test_resized_keeps_the_ratio_and_holds_the_crop():
@@ -115,7 +115,7 @@ def test_antialias_smooths_what_is_shrunk(antialias):
     image = np.zeros((64, width, 1), np.uint8)
     image[::4] = 255
     crop = Crop('center', (8, 8), (8, 8), antialias=antialias)
-    assert np.abs(crop_of(image, crop).astype(int) - level).max() <= 1
+    assert np.abs(cropped(image, crop).astype(int) - level).max() <= 1
 
 
 @pytest.mark.parametrize('channels', [1, 3, 4])
@@ -129,9 +129,9 @@ def test_means_of_areas_are_those_of_opencv(channels):
         int(draw.integers(1, height + 1)),
         int(draw.integers(1, width + 1)),
       )
-      wanted = cv2.resize(image, size[::-1], interpolation=cv2.INTER_AREA)
-      found = crop_of(image, Crop('center', size, size))
-      np.testing.assert_array_equal(found, wanted.reshape(*size, channels))
+      expected = cv2.resize(image, size[::-1], interpolation=cv2.INTER_AREA)
+      crop = cropped(image, Crop('center', size, size))
+      np.testing.assert_array_equal(crop, expected.reshape(*size, channels))
 
 
 def test_large_jpeg_is_as_sharp_as_if_decoded_whole():

@@ -39,7 +39,7 @@ class Counted(base.Source):
 
   def __init__(self, kind):
     self.kind = kind
-    make = {'jpeg': jpeg, 'png': lambda i: stand_in.png(image_of(i))}[kind]
+    make = {'jpeg': jpeg, 'png': lambda i: stand_in.png(make_pixels(i))}[kind]
     self.files = [make(i) for i in range(SIZE)]
     self.reads = collections.Counter()
 
@@ -55,7 +55,7 @@ class Counted(base.Source):
     return ''
 
 
-def image_of(number):
+def make_pixels(number):
   return stand_in.pixels(number, 30 + number, 50)
 
 
@@ -127,9 +127,9 @@ def test_views_depend_on_seed_and_draw_alone(source):
       keys = [key, *((*key, i) for i in range(1, 7))]
       crops = [x.crop for x in VIEWS.values() for _ in range(x.count or 1)]
       rngs = map(np.random.default_rng, keys)
-      wanted = image.crops(list(zip(crops, rngs, strict=True)))
+      expected = image.crops(list(zip(crops, rngs, strict=True)))
       found = [*batch['global'][row], batch['whole'][row], *batch['local'][row]]
-      for a, b in zip(found, wanted, strict=True):
+      for a, b in zip(found, expected, strict=True):
         np.testing.assert_array_equal(a, b)
   parts = [
     train(source, made, VIEWS, host_index=i, host_count=3) for i in range(3)
@@ -154,7 +154,7 @@ def test_repeats_are_read_once_and_cropped_as_alone(source, decoded, antialias):
       rng = np.random.default_rng(
         (made.seed, batches_lib._CROP, 6 * step + row)
       )
-      wanted = transforms.transform(
+      expected = transforms.transform(
         source.files[position], 3, geometry.train_crop(made), rng
       )
-      np.testing.assert_array_equal(batch['image'][row], wanted)
+      np.testing.assert_array_equal(batch['image'][row], expected)
