@@ -71,7 +71,10 @@ def block(model: Any) -> Adapted | None:
 
 def bare_class(kind: type[nn.Module]) -> type[nn.Module]:
   """Returns the class that a class of adapted layers adds to, or itself."""
-  return next(x for x in kind.__mro__ if not issubclass(x, Adapted))
+  bare: type[nn.Module] = next(
+    x for x in kind.__mro__ if not issubclass(x, Adapted)
+  )
+  return bare
 
 
 class LowRank(Adapted):
