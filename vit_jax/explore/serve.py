@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
   for package in ('starlette', 'uvicorn'):
     check_package('the page', package, 'demo')
   host = str(FLAGS['host'].value)
-  with address.listen(host, int(FLAGS['port'].value)) as listener:
+  with address.listen(host, int(str(FLAGS['port'].value))) as listener:
     models = [cli.load(FLAGS, path) for path in paths]
     for model, path in zip(models, paths, strict=True):
       if len(model.preprocess.image_size) != 2:
