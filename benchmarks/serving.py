@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 import concurrent.futures
 import contextlib
+import functools
 import http.client
 import itertools
 import json
@@ -74,7 +75,7 @@ def measure(config: ml_collections.ConfigDict, blocks: int) -> Entry:
 
     functions: dict[str, Callable[[], Any]] = {_BARE: lambda: run_bare(steps)}
     for count in CLIENTS:
-      functions[_name(count)] = lambda count=count: run_clients(count)
+      functions[_name(count)] = functools.partial(run_clients, count)
     times = timing.in_turns(functions, blocks)
     memory = psutil.Process(process.pid).memory_info().rss / 2**20
   entry: Entry = {}

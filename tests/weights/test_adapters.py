@@ -66,7 +66,7 @@ def test_factors_and_head_alone_move(base, tuned):
 
 def test_the_config_trains_factors_and_head(base, tmp_path):
   small = {
-    'data.image_size': 16,
+    'data.image_size': 8,
     'data.channels': 1,
     'train.batch_size': 8,
     'train.duration': '3 steps',

@@ -51,7 +51,10 @@ class ScansSource(pairs.PairedSource):
       classes = pairs.read_classes(root)
     aliases = folder.other_names(root, split, list(by_split))
     super().__init__(split, by_split, root, aliases)
-    headers = [self._checked_header(*pair, config) for _, pair in self.selected()]
+    headers = [
+      self._checked_header(image, labels, config)
+      for _, (image, labels) in self.selected()
+    ]
     self._dtype = max(x.dtype.itemsize for x in headers)
     largest = [self._preparation.size(x) for x in headers]
     crop = config_lib.sides(config.data.image_size)

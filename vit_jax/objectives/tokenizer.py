@@ -30,6 +30,7 @@ from vit_jax.models import context as context_lib
 from vit_jax.models import embedding
 from vit_jax.models import encoder
 from vit_jax.models import initializers
+from vit_jax.models import layouts
 from vit_jax.models.parts import as_class
 from vit_jax.objectives import base
 from vit_jax.objectives import trunk_checks
@@ -124,10 +125,14 @@ class Tokenizer(base.Objective):
     keys = jax.random.split(key, 3)
     d, n = self.model.hidden_size, math.prod(self.grid)
     weights = jnp.zeros((1, n, self._options.tokens))
+    # Always scanned, so that it starts with the same values either way.
+    decoder = models.for_init(self._decoder).init(keys[2], weights)['params']
+    if not self.model.scan:
+      decoder = layouts.unstack_layers(decoder)
     return {
       'trunk': super().init(keys[0]),
       'head': self._head.init(keys[1], jnp.zeros((1, d)))['params'],
-      'decoder': self._decoder.init(keys[2], weights)['params'],
+      'decoder': decoder,
     }
 
   def init_extra(self, params: base.Params) -> base.Extra:

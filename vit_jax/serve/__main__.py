@@ -92,7 +92,7 @@ def main(argv: list[str]) -> int:
   for package in ('starlette', 'uvicorn'):
     check_package('serving', package, 'serve')
   host = str(FLAGS['host'].value)
-  with address.listen(host, int(FLAGS['port'].value)) as listener:
+  with address.listen(host, int(str(FLAGS['port'].value))) as listener:
     loaded = cli.load(FLAGS)
     from vit_jax.serve import api
     from vit_jax.serve import model

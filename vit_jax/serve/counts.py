@@ -19,7 +19,7 @@ class Counts:
     """Has no request yet."""
     self._batcher = batcher
     self._requests = collections.Counter[tuple[str, int]]()
-    self._seconds = collections.Counter[str]()
+    self._seconds: dict[str, float] = collections.defaultdict(float)
 
   def counted(
     self, app: types.ASGIApp, paths: Collection[str]

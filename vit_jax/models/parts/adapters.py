@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import re
 from typing import Annotated
 from typing import Any
+from typing import cast
 from typing import ClassVar
 
 from flax import linen as nn
@@ -71,7 +72,8 @@ def block(model: Any) -> Adapted | None:
 
 def bare_class(kind: type[nn.Module]) -> type[nn.Module]:
   """Returns the class that a class of adapted layers adds to, or itself."""
-  return next(x for x in kind.__mro__ if not issubclass(x, Adapted))
+  bases = (x for x in kind.__mro__ if not issubclass(x, Adapted))
+  return cast(type[nn.Module], next(bases))
 
 
 class LowRank(Adapted):
