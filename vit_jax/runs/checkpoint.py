@@ -406,14 +406,14 @@ def checksums(tree: PyTree) -> dict[str, int]:
   return {path: int(_checksum(x)) for path, x in sharding.leaves(tree).items()}
 
 
-def _checksum(x: jax.Array | np.ndarray) -> Any:
+def _checksum(x: jax.Array | np.ndarray | np.generic) -> Any:
   """Returns the checksum of an array.
 
   This compiles a small function for each shape; one for the whole tree would be
   as fast, but take ten times as long to compile. For small arrays of the host
   NumPy is faster than that.
   """
-  is_on_host = isinstance(x, np.ndarray) or (
+  is_on_host = isinstance(x, np.ndarray | np.generic) or (
     x.is_fully_addressable
     and all(device.platform == 'cpu' for device in x.devices())
   )
