@@ -58,7 +58,6 @@ CORE = {
   *('base', 'checks', 'digits', 'features', 'preprocess', 'sources', 'splits'),
   *('device', 'device.crops', 'device.rng', 'device.views'),
   *('host', 'host.batches', 'host.geometry', 'host.levels', 'host.prefetch'),
-  'host.shapes',
 }
 
 _LOADED = """
