@@ -2,7 +2,8 @@
 
 A model of parts: patches, positions, blocks of attention and MLPs, a norm, a
 pool and a head are modules of their own, which may be replaced. `stack` applies
-the blocks, and `registry` builds the parts that a config names.
+the blocks, and `registry` builds the parts that a config names. Code that a
+plain ViT does not need is imported where it is used, by `registry.wing`.
 
 In comments: B images, T tokens, D hidden size, H heads, L layers, P tokens
 before the patches.
@@ -103,7 +104,9 @@ class ViT(nn.Module):
     Without `merge_heads`, the logits of two heads are [B, 2, num_classes], the
     class token's first.
     """
-    scope: Any = self.scope  # before Linen replaces it, behind a compact method
+    # The head's parameters are at 'head/kernel', with `Linear`'s others beside
+    # it. `_encode` is compact, after which Linen has another scope here.
+    scope: Any = self.scope
     result, context = self._encode(images, train, rows, grids=grids)
     head = self.sized_head.clone(parent=scope.push('head', reuse=True))
     logits: jax.Array = head(result['features'], context)
@@ -192,7 +195,8 @@ class ViT(nn.Module):
     context = context.replace(sizes=last.get('sizes'))
     # Pre-LN layers do not normalise the residual stream, so a last norm follows
     # (equation 4 of the paper).
-    norm, pool = self.norm if self.last_norm else lambda x: x, scoped(self.pool)
+    norm = self.norm if self.last_norm else lambda x: x
+    pool = scoped(self.pool)
     if getattr(pool, 'norm_after', False):
       features = norm(pool(x, context))
     else:

@@ -24,6 +24,9 @@ _CLASS_WEIGHTS = 'vit_jax.objectives.class_weights'
 class Classification(base.Objective):
   """Learns the class of an image.
 
+  Its loss, smoothing and class weights are keys of `config.objective` itself,
+  in config/defaults.py. Other methods declare theirs as `options`.
+
   Attributes:
     class_weights: Weight of each class in the training loss, float32 [classes];
       None: no weights.

@@ -165,7 +165,7 @@ def train(
     try:
       return run.train()
     except (
-      monitor_lib.NonFiniteError,
+      monitor_lib.NonFiniteError,  # by `Monitor.settle`, one call late
       monitor_lib.BrokenBatchError,
       EvaluationError,
     ) as error:

@@ -50,7 +50,7 @@ class Setup:
     decay: The factor of the weight decay of a step.
     optimizer: The optimizer.
     mesh: Mesh of devices.
-    param_shardings: Where each parameter is: `parallel/sharding.py` decides it.
+    param_shardings: Where each parameter is, by `sharding.shard_params`.
   """
 
   config: ml_collections.ConfigDict
@@ -109,10 +109,11 @@ def train_step(
 ) -> tuple[TrainState, Metrics, Update]:
   """Makes one training step.
 
-  If the loss, the gradient or the new parameters are not finite, the state does
-  not change. It also does not change in the following steps, since their `step`
-  is ahead of the state's. So the host may read the metrics late. With
-  `train.skip_nonfinite` the state still counts the step, and training goes on.
+  If the loss, the gradient, the new parameters or the objective's extra are not
+  finite, the state does not change. It also does not change in the following
+  steps, since their `step` is ahead of the state's. So the host may read the
+  metrics late. With `train.skip_nonfinite` the state still counts the step, and
+  training goes on.
 
   Args:
     setup: What the steps of the run have in common.
@@ -137,7 +138,7 @@ def train_step(
   # Views, loss and gradient, one microbatch after the other. Frozen parameters
   # are no argument of the loss, so that the backward pass stops at the lowest
   # layer that trains.
-  in_place = sharding.constrain(setup.mesh, setup.param_shardings)
+  as_sharded = sharding.constrain(setup.mesh, setup.param_shardings)
 
   def loss_fn(trained: Any, batch: objectives.Batch, rng: Rng) -> Any:
     params = rules_lib.merge(trained, state.params)
@@ -146,7 +147,7 @@ def train_step(
 
   def loss_and_grads(*args: Any) -> Any:
     values, grads = jax.value_and_grad(loss_fn, has_aux=True)(*args)
-    return values, in_place(grads)
+    return values, as_sharded(grads)
 
   if sam := config_lib.sam(config):
     loss_and_grads = sam.value_and_grad(
@@ -177,7 +178,9 @@ def train_step(
     return params, objective.after_update(extra, merged, step)
 
   rate = 1.0 if setup.optimizer.has_rate else learning_rate
-  params, new_extra = stored_params, stored_extra = moved(rate)
+  # Equal, and apart only for TPUs: one is checked, the other is stored.
+  checked_params, checked_extra = moved(rate)
+  stored_params, stored_extra = checked_params, checked_extra
   if setup.mesh.devices.flat[0].platform == 'tpu':
     # All new parameters are checked before one of them is stored. TPUs'
     # compiler would write them to memory for the check, and read them again.
@@ -189,9 +192,10 @@ def train_step(
   # The check that all is finite, that each process has its part of the batch,
   # and that no step before this one failed.
   grad_norm = optax.global_norm(grads)
-  param_norm = optax.global_norm(rules_lib.merge(params, state.params))
+  param_norm = optax.global_norm(rules_lib.merge(checked_params, state.params))
   has_batch = jnp.bool_(True) if signals is None else signals.max() < BROKEN
-  finite = jnp.isfinite(loss + (grad_norm + param_norm)) & _is_finite(new_extra)
+  finite = jnp.isfinite(loss + (grad_norm + param_norm))
+  finite &= _is_finite(checked_extra)
   ok = finite & has_batch & (state.step == step)
 
   # The new state, or the old one.
@@ -207,7 +211,8 @@ def train_step(
   )
   old_params = state.params  # those that do not train stay in the new state
   if objective.moves_statistics:
-    statistics = new_extra.get(base.STATISTICS, {})
+    statistics = checked_extra.get(base.STATISTICS, {})
+    # Only statistics differ: all others are the same objects.
     old_params = jax.tree.map(
       lambda new, old: old if new is old else jnp.where(ok, new, old),
       base.updated(old_params, statistics),
@@ -231,7 +236,8 @@ def train_step(
   }
   if signals is not None:
     metrics['signal'] = signals.max()
-  return new_state, metrics | means, Update(grads, opt_state, params)
+  update = Update(grads, opt_state, checked_params)
+  return new_state, metrics | means, update
 
 
 def train_steps(
