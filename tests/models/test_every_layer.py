@@ -108,6 +108,19 @@ def test_other_kernels_give_the_same(name):
     np.testing.assert_allclose(actual[kernel], actual['plain'], atol=2e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ATTENTIONS)
+def test_the_last_layer_computes_the_token_that_is_read(name):
+  """As where all tokens are asked for."""
+  model, params = small_models.make(**KINDS[name], num_classes=0)
+  variables, images = {'params': params}, small_models.IMAGES
+  outputs = compiled.apply(model, variables, images, method='trunk')
+  features = compiled.apply(model, variables, images)
+  np.testing.assert_allclose(features, outputs['features'], atol=2e-5)
+  if model.pool == 'token':
+    np.testing.assert_allclose(features, outputs['tokens'][:, 0], atol=2e-5)
+
+
 @pytest.mark.parametrize('fields', KINDS.values(), ids=KINDS)
 def test_tensor_parallelism_splits_kernels_of_layers(fields):
   _, params = small_models.make(**fields)
