@@ -202,8 +202,11 @@ def test_why_there_is_no_picture_of_a_method(digits_run, method_run):
   vit = vit_jax.load(digits_run)
   assert 'classification, has no pictures' in reason(vit)
   assert 'is of a file' in reason(dataclasses.replace(vit, trained_with=None))
-  larger = vit_jax.load(method_run('tokenizer'), image_size=12)
-  assert 'leave --image_size' in reason(larger)
+  # Learned positions, which are resized, and fixed ones, which are computed.
+  for method in ('tokenizer', 'mae'):
+    larger = vit_jax.load(method_run(method), image_size=12)
+    assert bool(larger.changes) == (method == 'tokenizer')
+    assert 'leave --image_size' in reason(larger)
 
 
 @pytest.mark.slow

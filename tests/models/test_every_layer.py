@@ -105,7 +105,20 @@ def test_other_kernels_give_the_same(name):
     for kernel in ('plain', 'einsum', 'xla')
   }
   for kernel in ('einsum', 'xla'):
-    np.testing.assert_allclose(actual[kernel], actual['plain'], atol=2e-5)
+    np.testing.assert_allclose(actual[kernel], actual['plain'], atol=2e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ATTENTIONS)
+def test_the_last_layer_computes_the_token_that_is_read(name):
+  """As where all tokens are asked for."""
+  model, params = small_models.make(**KINDS[name], num_classes=0)
+  variables, images = {'params': params}, small_models.IMAGES
+  outputs = compiled.apply(model, variables, images, method='trunk')
+  features = compiled.apply(model, variables, images)
+  np.testing.assert_allclose(features, outputs['features'], atol=2e-5)
+  if model.pool == 'token':
+    np.testing.assert_allclose(features, outputs['tokens'][:, 0], atol=2e-5)
 
 
 @pytest.mark.parametrize('fields', KINDS.values(), ids=KINDS)

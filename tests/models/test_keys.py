@@ -4,14 +4,17 @@ import functools
 import re
 
 import compiled
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import small_models
+import tiny
 
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.parallel import sharding
+from vit_jax.train import experiment as experiment_lib
 
 make = functools.partial(small_models.make, num_heads=4, depth=3)
 SCALED = {'block': 'block(layer_scale=0.5, layer_scale_mlp=False)'}
@@ -74,6 +77,28 @@ def test_layer_scale_of_attention_alone():
     compiled.apply(model, {'params': params}, small_models.IMAGES),
     compiled.apply(full, {'params': params | layers}, small_models.IMAGES),
   )
+
+
+def test_a_training_step():
+  """It moves all queries and keys, of each layer, and the only scale."""
+  fields = small_models.SIZES | SCALED | {'num_heads': 4, 'depth': 3}
+  fields['attention'] = 'grouped(key_heads=2, full_layers=1)'
+  config = tiny.config(**{f'model__{key}': x for key, x in fields.items()})
+  config.optim.warmup = '0 steps'
+  experiment_lib.check(config)
+  experiment = experiment_lib.build(config)
+  state = experiment.init()
+  before = jax.device_get(state.params)
+  batch = next(experiment.train_batches(0))
+  state, metrics = experiment.program.train_step(state, batch, np.int32(0))
+  assert np.isfinite(metrics['loss'])
+  after = jax.device_get(state.params)
+  for layer in ('blocks_0', 'blocks_1', 'blocks_2'):
+    changed = jax.tree.map(
+      lambda a, b: bool((a != b).any()), before[layer], after[layer]
+    )
+    assert 'layer_scale2' not in changed and changed['layer_scale1']
+    assert all(jax.tree.leaves(changed['attention']['qkv']))
 
 
 def test_tensor_parallelism_may_have_more_parts_than_keys_have_heads():

@@ -330,14 +330,9 @@ def test_patch_embedding_is_a_convolution():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  ('position', 'pool'),
-  [
-    *((position, 'token') for position in POSITIONS),
-    *(('learned', pool) for pool in registry.PARTS['pool']),
-  ],
-)
-def test_positions_and_pools(position, pool):
+@pytest.mark.parametrize('pool', registry.PARTS['pool'])
+@pytest.mark.parametrize('position', POSITIONS)
+def test_positions_and_pools(pool, position):
   model = tiny(pool=pool, positions=position, depth=1)
   params = models.init_params(model, jax.random.key(0), (8, 16, 3))
   assert ('class_token' in params) == ('token' in pool)

@@ -155,6 +155,7 @@ def test_its_trunk_is_loaded_and_embeds(method, method_run):
   vit = vit_jax.load(method_run(method))
   shape = *vit.preprocess.image_size, vit.preprocess.channels
   images = list(np.random.default_rng(0).integers(0, 256, (2, *shape), 'u1'))
+  assert not vit.params.keys() & vit.objective_params.keys()
   embedded = vit_jax.embeddings(vit, images)
   assert embedded.shape == (2, 16)
   features = vit.outputs(images)['features']
@@ -164,8 +165,83 @@ def test_its_trunk_is_loaded_and_embeds(method, method_run):
     np.testing.assert_allclose(embedded, features, atol=1e-5)
 
 
+# method -> steps, learning rate, and what the loss falls to, as a share of the
+# first steps'.
+LEARNS = {
+  'beit': (120, 1e-2, 0.9),
+  'igpt': (8, 3e-3, 0.9),
+  'mae': (60, 1e-2, 0.8),
+  'mocov3': (150, 3e-3, 0.95),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('method', ['contrastive', 'dino'])
+@pytest.mark.parametrize('method', LEARNS)
+def test_the_loss_falls(method):
+  """Over new batches, by the optimizer of `tiny.config`."""
+  steps, learning_rate, share = LEARNS[method]
+  config = methods.config(
+    method,
+    train__duration=f'{steps} steps',
+    optim__learning_rate=learning_rate,
+    evals__val__split='',
+    checkpoint__best='',
+  )
+  experiment = experiment_lib.build(config)
+  results = take_steps(experiment, experiment.init(), range(steps))
+  losses = [scalars['loss'] for _, scalars in results]
+  few = max(1, steps // 12)
+  first = np.mean(losses[:few])
+  assert np.mean(losses[-few:]) < share * first
+  if method == 'beit':  # of 24 tokens
+    assert first == pytest.approx(np.log(24), rel=0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'method', ['classification, normalised', 'segmentation']
+)
+def test_running_statistics_are_of_the_whole_batch(method):
+  statistics = []
+  for changes in ({}, SPLIT):
+    experiment = build(method, changes)
+    *_, (state, _) = take_steps(experiment, experiment.init(), (0, 1))
+    leaves = jax.tree_util.tree_leaves_with_path(state.params)
+    statistics.append(
+      {
+        jax.tree_util.keystr(path): x
+        for path, x in leaves
+        if path[-1].key in ('mean', 'var')
+      }
+    )
+  single, eight = statistics
+  assert single
+  for name, x in single.items():
+    assert abs(x - name.endswith("['var']")).max() > 1e-4, name
+    np.testing.assert_allclose(x, eight[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('method', ['dino', 'dinov2'])
+def test_steps_of_one_call_are_the_same(method, tmp_path):
+  """Whose teacher and last layer depend on the step, with scanned layers."""
+  losses = []
+  for name, changes in (
+    ('single', {}),
+    ('call', {'train.steps_per_call': 4, 'model.scan': True}),
+  ):
+    changes |= {'train.duration': '4 steps', 'checkpoint.every': '4 steps'}
+    config = methods.config(method, **STEP | changes)
+    assert loop.run(config, str(tmp_path / name)).status == 0
+    losses.append(methods.losses(tmp_path / name))
+  assert len(losses[0]) == 4
+  assert losses[1] == pytest.approx(losses[0], rel=2e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'method', ['classification, patches', 'contrastive', 'dino']
+)
 def test_a_whole_run_goes_on_to_the_bit(method, tmp_path):
   config = methods.config(method, train__duration='8 steps')
   assert loop.run(config, str(tmp_path / 'run')).status == 0

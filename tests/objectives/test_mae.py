@@ -19,7 +19,9 @@ from vit_jax import evaluate
 from vit_jax import objectives
 from vit_jax.config import UserError
 from vit_jax.data import features
+from vit_jax.data.device.rng import Rng
 from vit_jax.models import embedding
+from vit_jax.models import layouts
 from vit_jax.objectives import mae
 from vit_jax.train import cost
 from vit_jax.train import experiment as experiment_lib
@@ -170,6 +172,30 @@ def test_patches_of_rectangles_are_put_together_again(patch):
   )
   scaled = np.asarray(mae.normalized(patches))
   np.testing.assert_allclose(scaled.std(axis=-1, ddof=1), 1, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_scanned_and_recomputed_layers_are_the_same_function():
+  image = jax.random.normal(jax.random.key(0), (2, 8, 8, 1))
+  rng = Rng(jax.random.key(1), jnp.arange(2))
+  losses, grads = [], []
+  for scan, remat in ((False, 'none'), (True, 'full')):
+    objective = objective_of(make_config(model__scan=scan, model__remat=remat))
+    params = jax.jit(objective.init)(jax.random.key(2))
+
+    def loss_fn(params, objective=objective):
+      return objective.loss(params, {}, {'image': image}, rng)[0]
+
+    loss, grad = jax.jit(jax.value_and_grad(loss_fn))(params)
+    losses.append(float(loss))
+    grads.append(grad)
+  assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+  assert 'blocks' in grads[1]['decoder'] and 'blocks' in grads[1]['trunk']
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+    layouts.relayout(grads[1], grads[0]),
+    grads[0],
+  )
 
 
 def test_a_step_takes_three_fifths_of_a_supervised_one():

@@ -50,6 +50,12 @@ def test_settings(name, expected):
     assert values[key] == (pytest.approx(value) if is_number else value), key
 
 
+@pytest.mark.parametrize('name', ['dino_i1k:S', 'dino_i1k:B', 'dinov2_i1k'])
+def test_dinos_rate_ends_above_zero(name):
+  _, values = load(name)
+  assert values['optim.schedule'].startswith('cosine(final_factor=')
+
+
 def test_the_rate_of_setrs_heads():
   for head, data in itertools.product(HEADS, DATA):
     (rule,) = load(f'setr_{head}_{data}')[1]['optim.rules']

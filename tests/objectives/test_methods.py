@@ -14,6 +14,7 @@ import tiny
 
 from configs import digits_multilabel
 import vit_jax
+from vit_jax import convert
 from vit_jax import evaluate
 from vit_jax import objectives
 from vit_jax.config import UserError
@@ -55,6 +56,20 @@ def test_evaluation_is_that_of_training(finished, capsys, tmp_path):
     ]
     expected = pytest.approx(actual['mean_absolute_error'], rel=1e-4)
     assert np.abs(errors).mean() == expected
+
+
+def test_a_converted_run_is_measured_as_before(finished, capsys, tmp_path):
+  method, path = finished
+  folder = tmp_path / 'converted'
+  assert commands.run(convert, path, folder, '--to=vit_jax') == 0
+  data = methods.METHODS[method].get('data.name', 'digits')
+  args = f'--data={data}', '--split=train[80%:]', '--format=json'
+  reports = []
+  for source in (path, folder):
+    assert commands.run(evaluate, f'--from={source}', *args) == 0
+    reports.append(json.loads(capsys.readouterr().out))
+    del reports[-1]['checkpoint']
+  assert reports[0] == reports[1]
 
 
 def test_loaded_and_looked_into(finished, capsys, tmp_path):

@@ -65,6 +65,14 @@ def test_measures_are_those_of_all_pixels():
   assert actual['examples'] == 5
 
 
+def test_metrics_of_a_run(finished):
+  last = [x for x in tiny.metrics(finished) if 'val/miou' in x][-1]
+  for name in ('accuracy', 'mean_accuracy', 'dice', 'iou/background', 'iou/9'):
+    assert 0 <= last[f'val/{name}'] <= 1, name
+  assert last['val/examples'] == 12
+  assert 1 <= last['val/labelled_classes'] <= last['val/miou_classes'] <= 11
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('head', 'loss'),

@@ -142,8 +142,10 @@ def masked_by_hand(name):
 @pytest.mark.parametrize(
   ('name', 'scan'),
   [
+    ('head', True),
     ('norms', True),
     ('upper layer', False),
+    ('not one mlp', False),
   ],
 )
 def test_equals_a_gradient_masked_by_hand(name, scan):

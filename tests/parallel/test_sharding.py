@@ -79,14 +79,15 @@ def assert_as_reference(params, losses, start=0):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('scan', [False, True])
 @pytest.mark.parametrize('i', range(len(MESHES)))
-def test_same_numbers_on_every_mesh(i):
+def test_same_numbers_on_every_mesh(i, scan):
   """Dropout, stochastic depth and shifts of the images included.
 
-  Scanned layers and microbatches meet in one case, and in one is neither.
+  Any two of a mesh, scanned layers and microbatches meet in a case.
   """
-  scan, accumulation = i % 2 == 1, 1 + i // 2
-  e = build(MESHES[i], model__scan=scan, train__accumulation=accumulation)
+  mesh, accumulation = MESHES[i], 1 if scan == (i % 2 == 1) else 2
+  e = build(mesh, model__scan=scan, train__accumulation=accumulation)
   state, losses = run_steps(e, e.init(), 0, STEPS)
   assert_as_reference(state.params, losses)
 

@@ -40,7 +40,8 @@ def objective(subject: Subject) -> Drawn:
   tiles.
   """
   vit = subject.vit
-  objective, params = trained.restored(vit)
+  # A method's masks and decoder are for the grid of training.
+  objective, params = trained.restored(vit, any_size=False)
   config = objective.config
   if not objective.pictures_caption:
     raise UserError(

@@ -69,11 +69,15 @@ def measuring(
 
 
 def restored(
-  loaded: weights.Loaded, features: features_lib.Features | None = None
+  loaded: weights.Loaded,
+  features: features_lib.Features | None = None,
+  *,
+  any_size: bool = True,
 ) -> tuple[objectives.Objective, objectives.Params]:
   """Returns the objective of the run that trained a model, and all parameters.
 
-  `features` describe the examples; None: as in training.
+  `features` describe the examples; None: as in training. Without `any_size`
+  images must have the size of training.
   """
   config = loaded.trained_with
   if config is None:
@@ -81,7 +85,11 @@ def restored(
       'the model is of a file, which does not say how it was trained: give the'
       ' work directory of a run with --from'
     )
-  if loaded.changes:
+  # A model of fixed positions has no parameter that another size changes.
+  has_trained_size = loaded.position_size == config_lib.sides(
+    config.data.image_size
+  )
+  if loaded.changes or not (any_size or has_trained_size):
     raise config_lib.UserError(
       'the method of the run needs the model as it was trained: leave'
       ' --image_size and --model out'
