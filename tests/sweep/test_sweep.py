@@ -1,6 +1,7 @@
 """Sweeps: mostly with quick stand-ins for runs, and once with real ones."""
 
 import csv
+import dataclasses
 import importlib.util
 import io
 import json
@@ -16,6 +17,7 @@ import time
 
 import case_files
 import cv2
+import numpy as np
 import pytest
 import scipy.stats
 import stand_in_trials
@@ -627,6 +629,42 @@ def test_gpus_are_shared_out():
   assert command._shares('0,1, 2,3', 2) == ['0,1', '2,3']
 
 
+def test_a_gpu_is_free_again_though_the_lock_cannot_be_read(
+  tmp_path, monkeypatch
+):
+  def read_text(path):
+    raise OSError(f'cannot read {path}')
+
+  monkeypatch.setattr(safe_io, 'read_text', read_text)
+  gpus = []
+  code = 'import os; print(os.environ["CUDA_VISIBLE_DEVICES"])'
+  launcher = runs.Processes((sys.executable, '-c', code), ['3'])
+  for name in ('first', 'second'):
+    run = launcher.start([], tmp_path / name)
+    until(lambda run=run: run.poll() is not None)
+    gpus.append((tmp_path / f'{name}.log').read_text())
+  assert gpus == ['3\n', '3\n']
+
+
+def test_an_infinite_value_of_a_point_stays_in_the_leaderboard(tmp_path):
+  sweep = space.Sweep({'optim.clip_norm': space.choice(1.0, math.inf)}, 'grid')
+  row = study_lib.Row(
+    number=0,
+    point={'optim.clip_norm': math.inf},
+    state='complete',
+    step=1,
+    value=math.inf,
+    seeds={0: math.inf},
+    error='',
+  )
+  entry = board.entry(row, sweep, tmp_path)
+  assert entry['optim.clip_norm'] == math.inf
+  assert [entry[key] for key in ('mean', 'low', 'high', 'seed0')] == [None] * 4
+  picture.draw(
+    [row, dataclasses.replace(row, value=0.5)], sweep, tmp_path / 'x'
+  )
+
+
 def rows_of_all_kinds(count=12):
   states = ('complete', 'pruned', 'failed', 'unfinished')
   return [
@@ -673,6 +711,38 @@ def test_a_picture_has_a_panel_for_each_key(tmp_path):
   ):  # blue, as BGR
     assert (abs(part.astype(int) - (0xB2, 0x72, 0)).max(-1) < 20).sum() > 50
   assert os.listdir(tmp_path) == ['sweep.png']
+
+
+def test_numbers_of_a_choice_are_in_order(tmp_path):
+  images = []
+  for values in ((0.01, 0.1, 1.0), (1.0, 0.01, 0.1)):
+    sweep = space.Sweep({'optim.weight_decay': space.choice(*values)}, 'grid')
+    picture.draw(rows_of_all_kinds(), sweep, tmp_path / 'sweep.png')
+    images.append(cv2.imread(str(tmp_path / 'sweep.png')))
+  np.testing.assert_array_equal(*images)
+
+
+def test_a_grid_frames_the_best_trial_and_is_replaced_whole(tmp_path):
+  keys = {
+    'augment.policy': space.choice('', 'randaugment(2,10)'),
+    'optim.weight_decay': space.choice(0.01, 0.1, 1.0),
+  }
+  sweep = space.Sweep(keys, 'grid', seeds=(0, 1))
+  path, before = tmp_path / 'sweep.png', tmp_path / 'before.png'
+  rows = rows_of_all_kinds(5)
+  picture.draw(rows, sweep, path)
+  before.hardlink_to(path)
+  image = cv2.imread(str(path)).astype(int)
+  red, grey = (0x00, 0x5E, 0xD5), (0xEE, 0xEE, 0xEE)  # as BGR
+  assert (image == red).all(-1).sum() > 500
+  # The sixth trial has not begun.
+  assert (image == grey).all(-1).sum() > 1000
+  # The number of the best trial is in the title.
+  rows[0] = dataclasses.replace(rows[0], number=7)
+  picture.draw(rows, sweep, path)
+  changed = (cv2.imread(str(path)) != image).any(-1).nonzero()[0]
+  assert 0 < len(changed) and changed.max() < 60
+  assert not before.samefile(path)
 
 
 def test_the_live_table_fits_the_terminal(monkeypatch):

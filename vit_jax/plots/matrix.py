@@ -16,6 +16,7 @@ LINE, GAP = paper_lib.LINE, paper_lib.GAP
 MOST_CLASSES = 40  # of a confusion matrix
 _SIDE = 1000  # approximate sides of a matrix
 _CELL = LINE, 76  # minimum and maximum sides of a cell
+_FRAME = 6  # width of the frame of a cell
 _WRITTEN = 20  # maximum rows and columns of a matrix with texts in its cells
 _NAMES = 260  # largest width of a name
 _LEAST_SHADE = 0.1  # of a count that is not 0, so that single errors are seen
@@ -75,6 +76,9 @@ def heat_map(
   axes: tuple[str, str],
   limits: tuple[float, float],
   label: str,
+  *,
+  empty: str = style.PAPER,
+  framed: tuple[int, int] | None = None,
 ) -> np.ndarray:
   """Returns `draw` of values, float [R, C], below their scale.
 
@@ -83,7 +87,9 @@ def heat_map(
   """
   low, high = limits
   shades = (values - low) / ((high - low) or 1)
-  cells = draw(shades, texts, names, axes, style.HEAT)
+  cells = draw(
+    shades, texts, names, axes, style.HEAT, empty=empty, framed=framed
+  )
   return paper_lib.stack([sheet.draw_scale(sheet.Scale(*limits, label)), cells])
 
 
@@ -105,16 +111,21 @@ def draw(
   axes: tuple[str, str],
   colours: str,
   margin: tuple[str, Sequence[str]] | None = None,
+  *,
+  empty: str = style.PAPER,
+  framed: tuple[int, int] | None = None,
 ) -> np.ndarray:
   """Returns a matrix with its first row on top, uint8 [H, W, 3].
 
   Args:
-    shades: Positions in the colour map, 0 to 1, float [R, C]; nan: no colour.
+    shades: Positions in the colour map, 0 to 1, float [R, C]; nan: `empty`.
     texts: Written into the cells of a matrix that has few, str [R, C].
     names: Names of the rows and of the columns.
     axes: Names of what the rows and the columns are.
     colours: Name of the colour map; see `style`.
     margin: Head and texts of a column on the right.
+    empty: Colour of a cell without a shade.
+    framed: Row and column of a cell with a red frame.
   """
   rows, columns = shades.shape
   head, margin_texts = margin or ('', ())
@@ -132,7 +143,7 @@ def draw(
   end = right + (GAP + paper_lib.width(head) if margin else 0)
   below = max(map(len, below_images))
   picture = paper_lib.Paper(end + 2 * GAP, bottom + below + LINE + 3 * GAP)
-  _draw_cells(picture, (left, top), side, shades, texts, colours)
+  _draw_cells(picture, (left, top), side, shades, texts, colours, empty, framed)
   step = -(-LINE // side)  # names that would touch are left out
   for i in range(0, rows, step):
     y = top + (i + 0.5) * side - LINE / 2
@@ -161,6 +172,8 @@ def _draw_cells(
   shades: np.ndarray,
   texts: np.ndarray,
   colours: str,
+  empty: str,
+  framed: tuple[int, int] | None,
 ) -> None:
   """Draws the cells and, if they are few, their texts."""
   left, top = corner
@@ -170,10 +183,16 @@ def _draw_cells(
     left - 1, top - 1, columns * side + 1, rows * side + 1, style.FAINT
   )
   for (i, j), shade in np.ndenumerate(shades):
-    colour = np.full(3, 255) if np.isnan(shade) else table[round(255 * shade)]
-    cell = np.tile(colour.astype(np.uint8), (side - 1, side - 1, 1))
+    colour = np.array(style.rgb(empty))
+    if not np.isnan(shade):
+      colour = table[round(255 * shade)]
     x, y = left + j * side, top + i * side
-    picture.paste(cell, x, y)
+    edge = _FRAME if (i, j) == framed else 0
+    if edge:
+      picture.fill(x, y, side - 1, side - 1, style.RED)
+    inner = side - 1 - 2 * edge
+    cell = np.tile(colour.astype(np.uint8), (inner, inner, 1))
+    picture.paste(cell, x + edge, y + edge)
     if max(rows, columns) <= _WRITTEN:
       ink = style.PAPER if colour.mean() < _DARK else style.INK
       middle = y + (side - LINE) / 2

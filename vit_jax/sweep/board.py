@@ -54,24 +54,27 @@ def entry(
   values = list(row.seeds.values())
   half = spread(row)
   mean = math.nan if row.value is None else row.value
-  columns: dict[str, Any] = {
+  deviation = statistics.stdev(values) if len(values) > 1 else None
+  seeds = {f'seed{seed}': row.seeds.get(seed) for seed in sweep.seeds}
+  return {
     'trial': row.number,
     'state': row.state,
-    'mean': mean,
-    'low': mean - half,
-    'high': mean + half,
-    'deviation': statistics.stdev(values) if len(values) > 1 else None,
+    'mean': _finite(mean),
+    'low': _finite(mean - half),
+    'high': _finite(mean + half),
+    'deviation': _finite(deviation),
     'seeds': len(values),
     'step': row.step if row.step >= 0 else None,
+    # Values of the space may be infinite.
     **{key: row.point.get(key) for key in sorted(sweep.space)},
-    **{f'seed{seed}': row.seeds.get(seed) for seed in sweep.seeds},
+    **{name: _finite(x) for name, x in seeds.items()},
     'error': row.error,
     'path': str(workdir / 'trials' / f'{row.number:04d}'),
   }
-  return {
-    name: None if isinstance(x, float) and not math.isfinite(x) else x
-    for name, x in columns.items()
-  }
+
+
+def _finite(x: float | None) -> float | None:
+  return x if x is not None and math.isfinite(x) else None
 
 
 def write_csv(

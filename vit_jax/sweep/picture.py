@@ -44,6 +44,8 @@ _MARKS: dict[str, dict[str, Any]] = {
   },
 }
 _COMPLETE = ('complete', 'mean of the seeds, its 95% interval')
+_LOG_RATIO = 10.0  # the axis of a choice is logarithmic above this ratio
+_EMPTY = '#EEEEEE'  # cells of a grid without a value
 
 
 def draw(
@@ -62,7 +64,11 @@ def draw(
   by_state = ', '.join(f'{n} {x}' for x, n in counts.items() if n)
   title = f'{counted(len(rows), "trial")}: {by_state}'
   if sweep.sampler == 'grid' and len(sweep.space) == 2:
-    paper.save(path, matrix.titled(title, _draw_map(rows, sweep)))
+    best = _best(rows, sweep)
+    title += f'; framed is the {_best_label(best)}' if best else ''
+    pixels = matrix.titled(title, _draw_map(rows, sweep, best))
+    with safe_io.replacing_path(path) as temporary:
+      paper.save(temporary, pixels)
     return
   with canvas.style():
     figure = canvas.figure(_WIDTH, _HEIGHT)  # its size depends on the content
@@ -201,6 +207,14 @@ def _axis(
       cell.set_xlim(dimension.low / 1.2, dimension.high * 1.2)
     return lambda value, _: float(value)
   values = dimension.values
+  if all(type(x) in (int, float) and math.isfinite(x) for x in values):
+    low, high = min(values), max(values)
+    if low > 0 and high / low >= _LOG_RATIO:
+      canvas.make_log(cell.xaxis)
+    if len(values) < 8:
+      cell.set_xticks(values, [f'{x:g}' for x in values], minor=False)
+      cell.minorticks_off()
+    return lambda value, _: float(value)
   texts = [space_lib.show_value(x) for x in values]
   turned = sum(map(len, texts)) > _LETTERS
   rotation, align = (20, 'right') if turned else (0, 'center')
@@ -213,13 +227,15 @@ def _axis(
 
 
 def _draw_map(
-  rows: Sequence[study_lib.Row], sweep: space_lib.Sweep
+  rows: Sequence[study_lib.Row],
+  sweep: space_lib.Sweep,
+  best: study_lib.Row | None,
 ) -> np.ndarray:
   """Returns a heat map of a grid over two keys, uint8 [H, W, 3]."""
   sides = ((key, space_lib.values(x)) for key, x in sweep.space.items())
   (y_key, ys), (x_key, xs) = sorted(sides, key=lambda side: len(side[1]))
   ys = ys[::-1]  # the first row is on top
-  best = _best(rows, sweep)
+  framed = None
   means = np.full((len(ys), len(xs)), np.nan)
   texts = np.full(means.shape, '', object)
   for row in rows:
@@ -233,7 +249,7 @@ def _draw_map(
     if row.state == 'pruned' and value is not None:
       texts[at] += ', pruned'
     if row is best:
-      texts[at] = f'best: {texts[at]}'
+      framed = at
   names = (
     [space_lib.show_value(y) for y in ys],
     [*map(space_lib.show_value, xs)],
@@ -241,7 +257,16 @@ def _draw_map(
   finite = means[np.isfinite(means)]
   limits = (float(finite.min()), float(finite.max())) if len(finite) else (0, 1)
   label = curves.title(sweep.metric)
-  return matrix.heat_map(means, texts, names, (y_key, x_key), limits, label)
+  return matrix.heat_map(
+    means,
+    texts,
+    names,
+    (y_key, x_key),
+    limits,
+    label,
+    empty=_EMPTY,
+    framed=framed,
+  )
 
 
 def _text(row: study_lib.Row) -> str:

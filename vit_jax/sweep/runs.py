@@ -100,7 +100,7 @@ class Processes:
     holder = {'pid': process.pid, 'host': socket.gethostname(), 'gpus': gpus}
     lock.write(json.dumps(holder))
     lock.release()  # the process holds it now
-    return _Process(lock, log, self._gpus, process, start)
+    return _Process(lock, log, self._gpus, process, start, gpus)
 
 
 class _Process:
@@ -116,15 +116,18 @@ class _Process:
     free_gpus: list[str],
     process: 'subprocess.Popen[bytes] | None' = None,
     start: int = 0,
+    gpus: str | None = None,
   ):
     self._lock, self._log, self._free_gpus = lock, log, free_gpus
     self._process = process  # None: it is another sweep's
     self._start = start  # of its output in the log
-    self._gpus = self._holder().get('gpus')
-    if process is None and self._gpus in free_gpus:
-      free_gpus.remove(self._gpus)
-    elif process is None:
-      self._gpus = free_gpus.pop(0) if free_gpus else None
+    if process is None:
+      gpus = self._holder().get('gpus')
+      if gpus in free_gpus:
+        free_gpus.remove(gpus)
+      else:
+        gpus = free_gpus.pop(0) if free_gpus else None
+    self._gpus = gpus
     # A second SIGTERM would end the run before it saves.
     self._is_stopping = False
 

@@ -74,7 +74,7 @@ class Study:
     self.lock = safe_io.Lock(workdir / '.sweep.lock')
     with self.lock:
       _compare(workdir, sweep, config)
-      self.optuna = _open(workdir / 'journal.jsonl', sweep)
+      self._study = _open(workdir / 'journal.jsonl', sweep)
 
   def claim(self) -> tuple[optuna.trial.Trial, safe_io.Lock] | None:
     """Returns a trial to run and its lock: one left behind, or else a new one.
@@ -88,17 +88,17 @@ class Study:
         if old.state == _STATES.RUNNING:
           lock = self._lock_trial(old.number)
         if lock is not None:
-          self.optuna.sampler = _sampler(self.sweep, old.number)
+          self._study.sampler = _sampler(self.sweep, old.number)
           # It may lack a part of its point, which is drawn now.
-          trial = optuna.trial.Trial(self.optuna, old._trial_id)
+          trial = optuna.trial.Trial(self._study, old._trial_id)
           return self._drawn(trial), lock
       number = len(trials)
       if number >= self.total:
         return None
       lock = self._lock_trial(number)
       assert lock is not None, 'a trial that did not begin is taken'
-      self.optuna.sampler = _sampler(self.sweep, number)
-      return self._drawn(self.optuna.ask()), lock
+      self._study.sampler = _sampler(self.sweep, number)
+      return self._drawn(self._study.ask()), lock
 
   def _lock_trial(self, number: int) -> safe_io.Lock | None:
     folder = self.folder(number)
@@ -115,7 +115,7 @@ class Study:
         trial.suggest_int(key, int(x.low), int(x.high))
       else:
         trial.suggest_float(key, x.low, x.high, log=x.log)
-    self.optuna.sampler = optuna.samplers.RandomSampler()
+    self._study.sampler = optuna.samplers.RandomSampler()
     return trial
 
   def point(self, suggested: Mapping[str, Any]) -> space_lib.Point:
@@ -136,7 +136,7 @@ class Study:
     self, trial: optuna.trial.Trial, value: float | None, state: str
   ) -> None:
     """Records the value and the final state of a trial."""
-    self.optuna.tell(trial, value, _ENDS[state])
+    self._study.tell(trial, value, _ENDS[state])
 
   def unfinished(self) -> int:
     """Returns the number of trials that have not ended."""
@@ -164,7 +164,7 @@ class Study:
 
   def trials(self) -> list[optuna.trial.FrozenTrial]:
     """Returns Optuna's records of all trials that have begun."""
-    return self.optuna.get_trials(deepcopy=False)
+    return self._study.get_trials(deepcopy=False)
 
 
 def _compare(
