@@ -61,6 +61,19 @@ def test_the_model_sees_few_windows_at_once():
   assert max(sizes) == (5, 4, 4, 3)
 
 
+def test_windows_of_several_images_are_in_a_batch():
+  sizes = []
+
+  def apply(x):
+    sizes.append(len(x))
+    return x
+
+  images = np.random.default_rng(0).normal(size=(5, 4, 4, 3))
+  actual = windows.slide(apply, images, (4, 4), (4, 4), batch_size=3)
+  np.testing.assert_allclose(actual, images, rtol=1e-6)
+  assert sizes == [3, 2]
+
+
 def test_views_of_an_image_give_its_probabilities_back():
   """A constant model: all views agree."""
   image = np.ones((6, 8, 3), np.float32)

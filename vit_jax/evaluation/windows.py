@@ -71,52 +71,50 @@ def gaussian(window: Sequence[int], sigma: float = 0.125) -> np.ndarray:
   return np.maximum(weights, least).astype(np.float32)
 
 
-def _slabs(
-  apply: Apply,
-  image: np.ndarray,
-  window: Sequence[int],
-  stride: Sequence[int],
-  weights: np.ndarray | None,
-  batch_size: int,
-) -> Iterator[tuple[slice, np.ndarray]]:
-  """Yields slices of the first axis in order, and their logits [d, ..., K].
+class _Windows:
+  """The windows of an image.
 
-  The sum of the logits of a slab as deep as a window is in memory. A part of it
-  is yielded once no later window has its places.
+  Attributes:
+    corners: Their first places, int64 [windows, axes].
+    weights: Weights of a window's places, float32 [window, 1].
   """
-  size = image.shape[:-1]
-  corners = starts(size, window, stride)
-  window_weights = _weights(window, weights)
-  total = np.zeros(0, np.float32)  # of the places from `first` on
-  first = 0
-  for start in range(0, len(corners), batch_size):
-    places = [
-      tuple(slice(at, at + n) for at, n in zip(corner, window, strict=True))
-      for corner in corners[start : start + batch_size].tolist()
-    ]
-    outputs = np.asarray(apply(np.stack([image[place] for place in places])))
-    for place, logits in zip(places, outputs, strict=True):
-      if not total.size:
-        shape = (window[0], *size[1:], logits.shape[-1] + 1)
-        total = np.zeros(shape, np.float32)
-      done = place[0].start - first
-      if done:
-        ready = total[:done]
-        yield slice(first, first + done), ready[..., :-1] / ready[..., -1:]
-        total[:-done] = total[done:].copy()
-        total[-done:] = 0
-        first += done
-      here = total[(slice(None), *place[1:])]
-      here[..., :-1] += window_weights * logits
-      here[..., -1:] += window_weights
-  yield slice(first, size[0]), total[..., :-1] / total[..., -1:]
 
+  def __init__(
+    self,
+    size: Sequence[int],
+    window: Sequence[int],
+    stride: Sequence[int],
+    weights: np.ndarray | None,
+  ):
+    self._size, self._window = tuple(size), tuple(window)
+    self.corners = starts(size, window, stride)
+    if weights is None:
+      weights = np.ones(self._window, np.float32)
+    self.weights = weights[..., None]
 
-def _weights(window: Sequence[int], weights: np.ndarray | None) -> np.ndarray:
-  """Returns the weights of a window's places, float32 [window, 1]."""
-  if weights is None:
-    weights = np.ones(tuple(window), np.float32)
-  return weights[..., None]
+  def slices(self, corner: np.ndarray) -> tuple[slice, ...]:
+    """Returns the places of the window at a corner."""
+    pairs = zip(corner.tolist(), self._window, strict=True)
+    return tuple(slice(at, at + n) for at, n in pairs)
+
+  def counts(self) -> np.ndarray:
+    """Returns the sums of weights at each place, float32 [..., 1]."""
+    counts = np.zeros((*self._size, 1), np.float32)
+    for corner in self.corners:
+      counts[self.slices(corner)] += self.weights
+    return counts
+
+  def logits(
+    self, apply: Apply, images: np.ndarray, batch_size: int
+  ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Yields an image's number, a window's corner, and its weighted logits."""
+    tasks = list(itertools.product(range(len(images)), self.corners))
+    for first in range(0, len(tasks), batch_size):
+      part = tasks[first : first + batch_size]
+      inputs = [images[i][self.slices(corner)] for i, corner in part]
+      outputs = np.asarray(apply(np.stack(inputs)))
+      for (i, corner), logits in zip(part, outputs, strict=True):
+        yield i, corner, self.weights * logits
 
 
 def slide(
@@ -131,7 +129,8 @@ def slide(
 ) -> np.ndarray:
   """Returns logits of images, float32 [B, ..., K], from the logits of windows.
 
-  Only the logits and one batch of windows are in memory beside the images.
+  Only the sum of the logits and one batch of windows are in memory beside the
+  images.
 
   Args:
     apply: The model.
@@ -142,22 +141,22 @@ def slide(
     pad: Whether an image that is smaller than a window is padded with zeros on
       both sides and its prediction cropped, as in MONAI; otherwise its window
       is as small as the image, as in mmsegmentation.
-    batch_size: Windows of an image that the model sees at once.
+    batch_size: Windows, also of several images, that the model sees at once.
   """
   if pad:
     images, inner = _padded(images, window)
   else:
     window = tuple(map(min, window, images.shape[1:-1]))
     inner = (slice(None),)
-  result = np.zeros(0, np.float32)
-  for i, image in enumerate(images):
-    slabs = _slabs(apply, image, window, stride, weights, batch_size)
-    for rows, logits in slabs:
-      if not result.size:
-        shape = (*images.shape[:-1], logits.shape[-1])
-        result = np.zeros(shape, np.float32)
-      result[i, rows] = logits
-  return result[(slice(None), *inner)]
+  size = images.shape[1:-1]
+  windows = _Windows(size, window, stride, weights)
+  total = np.zeros(0, np.float32)
+  for i, corner, logits in windows.logits(apply, images, batch_size):
+    if not total.size:
+      total = np.zeros((len(images), *size, logits.shape[-1]), np.float32)
+    total[i][windows.slices(corner)] += logits
+  total /= windows.counts()
+  return total[(slice(None), *inner)]
 
 
 def labels(
@@ -169,14 +168,34 @@ def labels(
 ) -> np.ndarray:
   """Returns the most likely classes of a large volume, int32 [D, ...].
 
-  They are the same as from `slide` of [D, ..., C] with padding. The logits of a
-  slab as deep as a window are in memory beside the volume, however deep it is.
+  They are the same as from `slide` with padding. The logits of a slab as deep
+  as a window are in memory beside the volume, however deep it is.
+
+  Args:
+    apply: The model.
+    volume: [D, ..., C].
+    window: Lengths of a window's axes.
+    stride: Distances of windows, see `strides`.
+    weights: As for `slide`.
   """
-  (padded,), inner = _padded(volume[None], window)
-  labels = np.zeros(padded.shape[:-1], np.int32)
-  slabs = _slabs(apply, padded, window, stride, weights, batch_size=1)
-  for rows, logits in slabs:
-    labels[rows] = logits.argmax(axis=-1)
+  padded, inner = _padded(volume[None], window)
+  size = padded.shape[1:-1]
+  windows = _Windows(size, window, stride, weights)
+  labels = np.zeros(size, np.int32)
+  total = np.zeros(0, np.float32)  # of the places from `first` on
+  first = 0
+  for _, corner, logits in windows.logits(apply, padded, batch_size=1):
+    if not total.size:
+      shape = (window[0], *size[1:], logits.shape[-1])
+      total = np.zeros(shape, np.float32)
+    ready = int(corner[0]) - first
+    if ready:  # no later window has these places
+      labels[first : first + ready] = total[:ready].argmax(axis=-1)
+      total[:-ready] = total[ready:].copy()
+      total[-ready:] = 0
+      first += ready
+    total[(slice(None), *windows.slices(corner)[1:])] += logits
+  labels[first:] = total.argmax(axis=-1)
   return labels[inner]
 
 
@@ -189,26 +208,31 @@ def slide_compiled(
 ) -> jax.Array:
   """Returns logits [B, ..., K] as `slide`, under jit.
 
-  The model gets a window of each image at a time, [B, *window, C]. Images are
-  at least as large as a window.
+  Only the sum of the logits and one window of each image are in memory beside
+  the images.
+
+  Args:
+    apply: The model, of images [B, *window, C].
+    images: [B, ..., C], at least as large as a window.
+    window: Lengths of a window's axes.
+    stride: Distances of windows, see `strides`.
+    weights: As for `slide`.
   """
   b, *size, channels = images.shape
+  windows = _Windows(size, window, stride, weights)
   shape = (b, *window, channels)
   outputs = jax.eval_shape(apply, jax.ShapeDtypeStruct(shape, images.dtype))
-  places = jnp.asarray(starts(size, window, stride), jnp.int32)
-  window_weights = _weights(window, weights)
-  ones = jnp.ones((*outputs.shape[:-1], 1), outputs.dtype)
+  places = jnp.asarray(windows.corners, jnp.int32)
 
   def add(i: jax.Array, total: jax.Array) -> jax.Array:
     corner = (0, *places[i], 0)
     part = jax.lax.dynamic_slice(images, corner, shape)
-    logits = jnp.concatenate([apply(part), ones], axis=-1) * window_weights
+    logits = windows.weights * apply(part)
     before = jax.lax.dynamic_slice(total, corner, logits.shape)
     return jax.lax.dynamic_update_slice(total, before + logits, corner)
 
-  total = jnp.zeros((b, *size, outputs.shape[-1] + 1), outputs.dtype)
-  total = jax.lax.fori_loop(0, len(places), add, total)
-  return total[..., :-1] / total[..., -1:]
+  total = jnp.zeros((b, *size, outputs.shape[-1]), outputs.dtype)
+  return jax.lax.fori_loop(0, len(places), add, total) / windows.counts()
 
 
 def _padded(
