@@ -4,6 +4,7 @@ import clusters
 import numpy as np
 import pytest
 from sklearn import linear_model
+from sklearn import preprocessing
 
 from vit_jax.config import UserError
 from vit_jax.evaluation import linear
@@ -57,6 +58,28 @@ def test_too_few_are_refused(labels):
   features = np.random.default_rng(0).normal(size=(len(labels), 4))
   with pytest.raises(UserError, match='two classes at least'):
     linear.fit(features, np.array(labels))
+
+
+def test_no_examples_have_no_classes():
+  train, labels = clusters.make(20)
+  model, _ = linear.fit(train, labels)
+  classes = linear.predict(model, train[:0])
+  assert classes.shape == (0,) and classes.dtype == labels.dtype
+
+
+def test_features_are_standardised_once_for_each_penalty(monkeypatch):
+  monkeypatch.setattr(linear, '_ITERATIONS', 5)  # of each of several parts
+  calls = []
+  fit = preprocessing.StandardScaler.fit
+  monkeypatch.setattr(
+    preprocessing.StandardScaler,
+    'fit',
+    lambda *args: calls.append(1) or fit(*args),
+  )
+  parts = []
+  train, labels, *_ = clusters.digits()
+  linear.fit(train[:300], labels[:300], lambda: parts.append(1))
+  assert len(calls) <= 10 < len(parts)
 
 
 def test_it_tells_of_each_part():

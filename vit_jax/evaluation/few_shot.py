@@ -124,7 +124,7 @@ def fit(features: np.ndarray, labels: np.ndarray) -> Any:
   from sklearn import linear_model  # here, since its import is slow
 
   model = linear_model.RidgeClassifier(alpha=PENALTY)
-  return linear.standardised(model, features, labels, _LEAST_STD)
+  return linear.fit_standardised(model, features, labels, _LEAST_STD)
 
 
 def accuracies(
@@ -138,8 +138,9 @@ def accuracies(
 ) -> dict[int, list[float]]:
   """Measures classifiers that are fitted to a few examples of each class.
 
-  They are drawn from embeddings [N, D] with labels [N]; `shots` are their
-  numbers. With the same seed, a draw of more shots includes the examples of a
+  They are drawn from embeddings [N, D] with labels [N], and the classifiers are
+  tested on `test`, [M, D], with `test_labels`, [M]. `shots` are the numbers of
+  examples. With the same seed, a draw of more shots includes the examples of a
   draw of fewer shots. `after_block` is called between the parts of the work.
 
   Returns:

@@ -6,8 +6,8 @@ training data, by a coarse search and a finer one around its best. The probe is
 then fitted again on all training data. Features are standardised, so that one
 range of penalties suits all models.
 
-`standardised` fits all linear classifiers of embeddings. They differ by the
-model of scikit-learn, since each follows its source:
+Other linear classifiers of embeddings come from `fit_standardised`. They differ
+by the model of scikit-learn, since each follows its source:
 
   this probe  LogisticRegression, which is trained. It is the best measure of
     features, and takes minutes.
@@ -132,6 +132,7 @@ def _fit(
   # Imported here, since it takes a second.
   from sklearn import exceptions
   from sklearn import linear_model
+  from sklearn import pipeline
   import threadpoolctl
 
   model = linear_model.LogisticRegression(
@@ -139,19 +140,20 @@ def _fit(
     max_iter=_ITERATIONS,
     warm_start=True,
   )
-  threads = 1 if features.size < _SMALL else None
+  scaler, x = _standardised(features)
+  threads = 1 if x.size < _SMALL else None
   with threadpoolctl.threadpool_limits(threads), warnings.catch_warnings():
     # If the classes are separable, a small penalty does not converge in time.
     warnings.simplefilter('ignore', exceptions.ConvergenceWarning)
     for _ in range(_MOST_PARTS):
-      fitted = standardised(model, features, labels)
+      model.fit(x, labels)
       after_block()
       if model.n_iter_.max() < _ITERATIONS:
         break
-  return fitted
+  return pipeline.make_pipeline(scaler, model)
 
 
-def standardised(
+def fit_standardised(
   model: Any, features: np.ndarray, labels: np.ndarray, least_std: float = 0.0
 ) -> Any:
   """Fits a linear model of scikit-learn to standardised features, in float64.
@@ -166,16 +168,28 @@ def standardised(
     A pipeline of scikit-learn that standardises features and classifies them.
   """
   from sklearn import pipeline
+
+  scaler, x = _standardised(features, least_std)
+  model.fit(x, labels)
+  return pipeline.make_pipeline(scaler, model)
+
+
+def _standardised(
+  features: np.ndarray, least_std: float = 0.0
+) -> tuple[Any, np.ndarray]:
+  """Returns scikit-learn's scaler, and features [N, D] scaled, in float64."""
   from sklearn import preprocessing
 
   x = features.astype(np.float64)
   scaler = preprocessing.StandardScaler().fit(x)
   scaler.scale_ += least_std
-  model.fit(scaler.transform(x, copy=False), labels)
-  return pipeline.make_pipeline(scaler, model)
+  return scaler, scaler.transform(x, copy=False)
 
 
 def predict(model: Any, features: np.ndarray) -> np.ndarray:
-  """Returns the classes of features [M, D] by a model of `standardised`."""
-  parts = np.array_split(features, -(-len(features) // _ROWS))
-  return np.concatenate([model.predict(x.astype(np.float64)) for x in parts])
+  """Returns the classes of features [M, D] by one of these classifiers."""
+  classes = [
+    model.predict(features[start : start + _ROWS].astype(np.float64))
+    for start in range(0, len(features), _ROWS)
+  ]
+  return np.concatenate([np.empty(0, model.classes_.dtype), *classes])

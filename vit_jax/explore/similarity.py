@@ -150,7 +150,7 @@ def decodability(
   accuracies = []
   for train, test in zip(x, test_x, strict=True):
     model = linear_model.RidgeClassifierCV(alphas=_PENALTIES)
-    classifier = linear.standardised(model, train, y)
+    classifier = linear.fit_standardised(model, train, y)
     accuracies.append((linear.predict(classifier, test) == test_y).mean())
   return np.asarray(accuracies, np.float32)
 
