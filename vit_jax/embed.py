@@ -107,19 +107,20 @@ def main(argv: list[str]) -> None:
   else:
     source = data_flags.open_split(FLAGS, config)
 
-  def rows() -> 'Iterator[Rows]':
-    first = 0
-    for part in embedder.embed_split(loaded, config, source):
-      cells: dict[str, Any] = {}
-      if classes := source.classes:
-        names = [classes[i] for i in part.labels.tolist()]
-        cells = {'label': part.labels, 'label_name': names}
-      files = [source.file(first + i) for i in range(len(part))]
-      yield part.features, cells | {'index': part.index, 'file': files}
-      first += len(part)
-      progress.update(len(part))
-
   with data_flags.progress(len(source)) as progress, data_flags.explained():
+
+    def rows() -> 'Iterator[Rows]':
+      first = 0
+      for part in embedder.embed_split(loaded, config, source):
+        cells: dict[str, Any] = {}
+        if classes := source.classes:
+          names = [classes[i] for i in part.labels.tolist()]
+          cells = {'label': part.labels, 'label_name': names}
+        files = [source.file(first + i) for i in range(len(part))]
+        yield part.features, cells | {'index': part.index, 'file': files}
+        first += len(part)
+        progress.update(len(part))
+
     _write(path, loaded, len(source), rows(), source.classes)
 
 

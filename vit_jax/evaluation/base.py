@@ -39,8 +39,8 @@ class EvaluationError(config_lib.UserError):
 class Context(abc.ABC):
   """A model, and the splits that it is measured on.
 
-  A UserError says that an image cannot be read, or that the device has too
-  little memory.
+  `apply` and `compute` raise a UserError if an image cannot be read, or if the
+  device has too little memory.
   """
 
   def __init__(

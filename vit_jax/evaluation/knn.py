@@ -86,8 +86,8 @@ def predict(
 ) -> np.ndarray:
   """Returns the classes that the k nearest neighbours vote for, int32 [M].
 
-  The arrays are [N, D], [N] and [M, D]; k is at most N. `after_block` is called
-  between the parts of the work.
+  The arrays are [N, D], [N] and [M, D]; k is at most N. `temperature` is that
+  of `vote`. `after_block` is called between the parts of the work.
   """
   similarity, neighbors = nearest(train, test, k, after_block)
   labels = train_labels[neighbors]
@@ -109,7 +109,8 @@ def vote(
   """Returns the sums of the neighbours' votes, float64 [M, classes].
 
   The neighbours have cosine similarities, the largest first, and labels, [M, k]
-  each. The nearest one's weight is 1.
+  each. The nearest one's weight is 1. With a lower `temperature`, those of the
+  others are smaller.
   """
   similarity = similarity.astype(np.float64)
   weights = np.exp((similarity - similarity[:, :1]) / temperature)
@@ -167,9 +168,9 @@ def _merge(
 ) -> tuple[jax.Array, jax.Array]:
   """Merges a block of the training examples into the nearest neighbours.
 
-  Of m others, [m, D], it returns `similarity` and `neighbors`, [m, k], which
-  are those so far, with the block [n, D]. Its first example has the position
-  `first`.
+  `test` is [m, D], and `train` the block, [n, D], whose first example has the
+  position `first`. `similarity` and `neighbors`, [m, k], are of the nearest
+  neighbours so far; both are returned with the block's.
   """
   k = similarity.shape[1]
   block = jnp.matmul(test, train.T, precision=jax.lax.Precision.HIGHEST)

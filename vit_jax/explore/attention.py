@@ -66,6 +66,7 @@ def attention_segments(
 
   DINO shows the heads of the last layer in this way (arXiv:2104.14294, section
   4.2.2 and figure 4). The `segments` of images and heads are bool [B, H, h, w].
+  `mass` is the share of the attention that they hold, above 0 and at most 1.
   """
   check_class_token(vit)
   return segments(attention_maps(vit, images)[-1], mass)

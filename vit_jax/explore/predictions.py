@@ -75,8 +75,8 @@ def confident_mistakes(
 ) -> np.ndarray:
   """Returns positions of the wrong predictions, the most confident ones first.
 
-  Classes are predicted with some confidence, their probability, for N images;
-  `labels` are the true ones. Each array is [N].
+  `predicted` are the classes of N images, `confidence` their probabilities, and
+  `labels` the true classes. Each array is [N].
   """
   wrong = np.flatnonzero(np.asarray(predicted) != np.asarray(labels))
   order = np.argsort(-np.asarray(confidence)[wrong], kind='stable')

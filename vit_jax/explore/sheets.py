@@ -91,8 +91,8 @@ def groups(
 ) -> np.ndarray:
   """Returns a group for each image: its tile with a caption, and its maps.
 
-  There are K tiles of maps for each image, which `heads` names. A row has so
-  many columns. The scale of all maps may be left out.
+  There are K tiles of maps for each image, which `heads` names. A row has
+  `columns` tiles. Without a `scale` of all maps, none is drawn.
   """
   image_groups = [
     [sheet.Tile(image, caption), *row]

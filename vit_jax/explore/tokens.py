@@ -61,8 +61,9 @@ def patch_similarity(
 ) -> np.ndarray:
   """Returns the similarity of each patch's token to the one of a chosen patch.
 
-  It is the cosine after a layer, float32 [B, h, w], and 1 at the patch itself.
-  DINOv3 (arXiv:2508.10104) shows such maps. `patch` is a (row, column), from 0.
+  It is the cosine of the outputs of a layer, float32 [B, h, w], and 1 at the
+  patch itself. DINOv3 (arXiv:2508.10104) shows such maps. `patch` is a
+  (row, column), from 0, and `layer` an index; -1 is the last layer.
   """
   grid, index = features.patch_grid(vit), features.patch_index(vit, patch)
   layer = features.layer_index(vit, layer)
@@ -77,8 +78,9 @@ def token_pca(vit: weights.Loaded, images: Any, layer: int = -1) -> np.ndarray:
   This follows DINOv2 (arXiv:2304.07193, figure 1), but keeps the background.
   The components are computed from all patches of all images together, so that
   similar colours mean similar tokens, also in different images. The first three
-  of a layer are red, green and blue, float32 [B, h, w, 3] in [0, 1]. The range
-  of a component is its 1st to 99th percentile.
+  are red, green and blue, float32 [B, h, w, 3] in [0, 1]. The range of a
+  component is its 1st to 99th percentile. `layer` is an index; -1 is the last
+  layer.
   """
   grid, layer = features.patch_grid(vit), features.layer_index(vit, layer)
   return pca(features.features(vit, images, [layer])[0], grid)

@@ -54,9 +54,9 @@ def tile_shape(
 ) -> tuple[int, int]:
   """Returns (height, width) of tiles in which each patch has whole pixels.
 
-  An image is (H, W), and its grid (h, w). A row has so many columns and at most
-  this width. `limits` are the minimum and maximum of a tile's longer side, if
-  possible.
+  An image is (H, W), and its grid (h, w). A row has `columns` tiles, and is at
+  most `width` wide. `limits` are the minimum and maximum of a tile's longer
+  side, if possible.
   """
   longest = np.clip(width // columns, *limits)
   scale = min(longest / image[0], longest / image[1])
