@@ -33,6 +33,7 @@ import page_server
 import vit_jax
 from vit_jax.config import UserError
 from vit_jax.data import input_kinds
+from vit_jax.data.host import batches
 from vit_jax.serve import __main__ as command
 from vit_jax.serve import api
 from vit_jax.serve import model as model_lib
@@ -180,6 +181,7 @@ def test_the_number_of_classes(served, vit):
     ({'top': '8'}, 'from 1 to 7'),
     ({'top': '-1'}, 'from 1 to 7'),
     ({'top': 'all'}, 'from 1 to 7'),
+    ({'top': '\u0663'}, 'from 1 to 7'),  # an Arabic 3
     ({'top': '9' * 5000}, 'from 1 to 7'),
     ({'k': '3'}, "no parameter 'k': top is known"),
   ],
@@ -321,14 +323,14 @@ def test_images_wait_for_those_that_are_read(answerer, vit):
 class Slow:
   """A client that sends the last byte of its image when it is told to."""
 
-  def __init__(self, address, image, path='predict'):
+  def __init__(self, address, image, path='predict', kind='image/png'):
     host = urllib.parse.urlsplit(address)
     self.image = image
     self.connection = http.client.HTTPConnection(
       host.hostname, host.port, timeout=PATIENCE_S
     )
     self.connection.putrequest('POST', f'/{path}')
-    self.connection.putheader('Content-Type', 'image/png')
+    self.connection.putheader('Content-Type', kind)
     self.connection.putheader('Content-Length', str(len(image)))
     self.connection.endheaders(image[:-1])
 
@@ -362,6 +364,32 @@ def test_who_left_is_not_answered(served, held, caplog):
   assert held.batches == [1, 1]
   gc.collect()  # asyncio logs what nobody has awaited
   assert not caplog.messages
+
+
+def test_images_of_who_left_are_not_decoded(vit):
+  gate, decoded = threading.Event(), []
+
+  class Decoding(Held):
+    def pixels(self, image):
+      decoded.append(image)
+      assert gate.wait(PATIENCE_S)
+      return super().pixels(image)
+
+  decoding = Decoding(vit)
+  with serving(decoding) as address:
+    body = as_json(*PICTURES[:1] * 64).encode()
+    leaving = Slow(address, body, kind='application/json')
+    leaving.finish()
+    while not decoded:
+      pass
+    leaving.connection.close()
+    key = 'requests_total{path="/predict",status="499"}'
+    while metrics(address).get(key) != 1:
+      pass
+    gate.set()
+    assert ask(address, PICTURES[1]).status_code == 200
+  assert len(decoded) <= batches.num_cores() + 1 < 64
+  assert decoding.batches == [1]
 
 
 def test_nothing_is_compiled_while_it_serves(served, caplog):
@@ -415,6 +443,7 @@ def test_a_damaged_image_is_named(served, image, line):
     ('{"images": []}', 'there are no images'),
     ('{"images": ["!"]}', 'image 0 is no base64'),
     ('{"images": ["", 7]}', 'image 1 is no base64'),
+    (json.dumps({'images': ['data:,'] * 64}), 'image 0 is no base64'),
   ],
 )
 def test_wrong_json_is_refused(served, body, line):
@@ -434,6 +463,23 @@ def test_wrong_json_is_refused(served, body, line):
       b'--b\r\nContent-Disposition: form-data; name="top"\r\n\r\n3\r\n--b--',
       'multipart/form-data; boundary="b"',
       'the field top of the form is no file',
+    ),
+    (
+      b"--b\r\nContent-Disposition: form-data; name*=utf-8''a%20b\r\n\r\n3"
+      b'\r\n--b--',
+      'multipart/form-data; boundary=b',
+      'the field a b of the form is no file',
+    ),
+    (
+      b"--b\r\nContent-Disposition: form-data; filename*=idna''%ff\r\n\r\n3"
+      b'\r\n--b--',
+      'multipart/form-data; boundary=b',
+      'the headers of a part of the form are damaged',
+    ),
+    (
+      b'--b\r\nX: ' + b'x' * 2**13 + b'\r\n\r\n3\r\n--b--',
+      'multipart/form-data; boundary=b',
+      'more than 8 KiB',
     ),
   ],
 )
@@ -473,6 +519,27 @@ def test_large_requests_are_refused(served, answerer):
 
 
 @pytest.mark.parametrize(
+  'start, value, kind',
+  [
+    ('{"images": [""', ',""', 'application/json'),
+    ('\r\n--b', '\r\n--b', 'multipart/form-data; boundary=b'),
+  ],
+)
+def test_many_images_are_not_taken_apart(served, start, value, kind):
+  """Since they end nowhere, the status is that of their number."""
+  reply = ask(served, start + value * 1_000_000, kind=kind)
+  assert reply.status_code == 413 and 'may have 64' in reply.json()['error']
+
+
+def test_all_images_together_have_so_many_pixels(served, monkeypatch):
+  monkeypatch.setattr(api, '_MOST_PIXELS', 2 * 30 * 40)
+  for count, status in ((2, 200), (3, 413)):
+    reply = ask(served, as_json(*PICTURES[:count]), kind='application/json')
+    assert reply.status_code == status
+  assert 'million pixels' in reply.json()['error']
+
+
+@pytest.mark.parametrize(
   'method, path, status',
   [
     ('GET', 'predict', 405),
@@ -491,7 +558,8 @@ def test_what_is_not_there_is_refused(served, method, path, status):
   assert reply.status_code == status and reply.json()['error']
 
 
-def test_other_sites_are_refused(served):
+def test_other_sites_are_refused_and_counted(served):
+  before = metrics(served)
   for host, status in [
     ('evil.example', 421),
     ('localhost', 200),
@@ -503,6 +571,10 @@ def test_other_sites_are_refused(served):
   headers = {'Origin': 'http://evil.example', 'Content-Type': 'image/png'}
   reply = requests.post(f'{served}predict', PICTURES[0], headers=headers)
   assert reply.status_code == 403
+  after = metrics(served)
+  for path, status in (('health', 421), ('predict', 403)):
+    key = f'requests_total{{path="/{path}",status="{status}"}}'
+    assert after[key] == before.get(key, 0) + 1
 
 
 def test_more_than_the_queue_holds_is_refused(held):
@@ -520,6 +592,16 @@ def test_more_than_the_queue_holds_is_refused(held):
       held.gate.set()
       assert all(x.result().status_code == 200 for x in replies)
     assert ask(address).status_code == 200
+
+
+def test_bodies_that_come_slowly_keep_nobody_out(answerer):
+  with serving(answerer, max_queue=2) as address:
+    slow = [Slow(address, PICTURES[0]) for _ in range(3)]
+    wait_for(address, 3)
+    assert ask(address).status_code == 200
+    for client in slow:
+      client.finish()
+      assert client.reply()['results']
 
 
 def test_bodies_have_so_much_memory(served, answerer, monkeypatch):
@@ -750,6 +832,7 @@ def test_the_command_ends_after_what_it_has(digits_run, name):
       process.kill()
   assert process.returncode == (143 if name == 'SIGTERM' else 0)
   assert out == '' and 'Traceback' not in log
+  assert 'compiling batches of 1 images' in log
   assert 'compiled batches of 1, 2 images' in log
 
 
@@ -761,6 +844,7 @@ def test_the_command_ends_after_what_it_has(digits_run, name):
     (['--from=/nowhere', '--port=0'], '/nowhere'),
     (['--from=.', '--host=256.0.0.1'], '--host=256.0.0.1'),
     (['--from=.', '--batch_size=0'], 'batch_size'),
+    (['--from=.', '--batch_size=4097'], 'batch_size'),
     (['--from=.', '--max_delay_ms=-1'], 'max_delay_ms'),
     (['--from=.', '--max_queue=0'], 'max_queue'),
     (['--from=.', '--timeout_s=0'], 'timeout_s'),

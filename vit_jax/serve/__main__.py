@@ -16,8 +16,9 @@ for which the model was compiled before. An image waits at most --max_delay_ms
 for others that are being read; it does not wait if there are none.
 
 Errors are JSON, {"error": line}, as of a damaged image (400), a slow client
-(408), more than 20 MiB or 64 images (413), another Content-Type (415), and more
-than --max_queue images that wait (503, with Retry-After).
+(408), more than 20 MiB, 64 images or 268 million pixels (413), another
+Content-Type (415), and more than --max_queue images that wait (503, with
+Retry-After).
 
 A model without a head has /embed alone. Only this machine can reach the server,
 unless --host says otherwise. It knows neither users nor TLS: where others reach
@@ -55,6 +56,7 @@ _BATCH_SIZE = flags.DEFINE_integer(
   32,
   'Images at a time, at most.',
   lower_bound=1,
+  upper_bound=4096,
   flag_values=FLAGS,
 )
 _MAX_DELAY_MS = flags.DEFINE_float(

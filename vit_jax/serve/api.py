@@ -7,13 +7,14 @@ import asyncio
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Coroutine
 from collections.abc import Iterator
-from collections.abc import Sequence
 import concurrent.futures
 import contextlib
 import dataclasses
 import time
 from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from starlette import applications
@@ -34,7 +35,10 @@ from vit_jax.serve import openapi
 from vit_jax.web import app as app_lib
 from vit_jax.web import uploads
 
+_T = TypeVar('_T')
+
 MOST_IMAGES = 64  # of a request
+_MOST_PIXELS = 4 * uploads.MOST_PIXELS  # of all images of a request
 _MOST_BYTES_HELD = 2**28  # of all bodies that are in memory
 _RETRY_S = 1
 
@@ -88,11 +92,10 @@ def application(
     exception_handlers=app_lib.handlers(mistake_status=400),
   )
   app.router.redirect_slashes = False
-  return app_lib.Guard(
-    api.counts.counted(app, paths),
-    hosts,
-    'use its address, or start it with that name in --names',
+  guarded = app_lib.Guard(
+    app, hosts, 'use its address, or start it with that name in --names'
   )
+  return api.counts.counted(guarded, paths)
 
 
 class _Api:
@@ -195,7 +198,8 @@ class _Api:
 
   def _top(self, request: requests.Request, most: int) -> int:
     text = request.query_params.get('top', str(min(self._settings.top, most)))
-    if text.isdecimal() and len(text) < 9 and 1 <= int(text) <= most:
+    digits = text.isascii() and text.isdecimal() and len(text) < 9
+    if digits and 1 <= int(text) <= most:
       return int(text)
     raise UserError(f'top={text[:20]}: write a whole number from 1 to {most}')
 
@@ -204,11 +208,11 @@ class _Api:
   ) -> list[tuple[str, model_lib.Answer]]:
     """Returns the names of a request's images, and their answers."""
     with self._busy_explained():
-      with self._batcher.place(), self._room() as reserve:
+      with self._batcher.coming(), self._room() as reserve:
         names, pixels = await self._read(request, reserve)
       # All of them are in the queue before a batch leaves it.
       futures = self._batcher.add(pixels)
-    answers = await _unless_left(request, futures)
+    answers = await _unless_left(request, _gathered(futures))
     for name, answer in zip(names, answers, strict=True):
       if not all(np.isfinite(x).all() for x in answer if x is not None):
         raise exceptions.HTTPException(
@@ -249,7 +253,7 @@ class _Api:
   ) -> tuple[list[str], list[np.ndarray]]:
     """Returns the names and the decoded pixels of a request's images."""
     content_type = request.headers.get('content-type', '')
-    parse = bodies.find_parser(content_type)
+    parse = bodies.find_parser(content_type, self._most_images)
     if parse is None:
       raise exceptions.HTTPException(
         415,
@@ -266,15 +270,14 @@ class _Api:
         f'the body did not arrive within {timeout_s:g} s',
         {'Connection': 'close'},
       ) from None
-    images = await self._in_thread(parse, body)
-    if not images:
-      raise UserError('there are no images')
-    if len(images) > self._most_images:
-      raise exceptions.HTTPException(
-        413,
-        f'there are {len(images)} images, and a request may have'
-        f' {self._most_images}: ask again with the others',
-      )
+    with self._batcher.place():
+      return await _unless_left(request, self._decoded(parse, body))
+
+  async def _decoded(
+    self, parse: Callable[[bytes], list[bodies.Upload]], body: bytes
+  ) -> tuple[list[str], list[np.ndarray]]:
+    """As `_read`, for a body; if it is cancelled it decodes no more images."""
+    images = await self._in_thread(_parsed, parse, body)
     decoded = await asyncio.gather(
       *(self._in_thread(self._decode, image) for image in images),
       return_exceptions=True,
@@ -309,19 +312,40 @@ def _check_query(
       raise UserError(f'there is no parameter {name!r}{names}')
 
 
-async def _unless_left(
-  request: requests.Request, futures: 'Sequence[asyncio.Future[Any]]'
-) -> list[Any]:
-  """Returns the results of futures; cancels them if the client leaves."""
+def _parsed(
+  parse: Callable[[bytes], list[bodies.Upload]], body: bytes
+) -> list[bodies.Upload]:
+  """Returns the images of a body, which are not too large together."""
+  images, pixels = parse(body), 0
+  if not images:
+    raise UserError('there are no images')
+  for image in images:
+    with contextlib.suppress(UserError):  # `_decode` raises the first one
+      pixels += uploads.check(image.file)
+  if pixels > _MOST_PIXELS:
+    raise exceptions.HTTPException(
+      413,
+      f'the images have {pixels / 1e6:.0f} million pixels, and those of a'
+      f' request may have {_MOST_PIXELS / 1e6:.0f} million: make them smaller,'
+      ' or send fewer',
+    )
+  return images
 
-  async def results() -> list[Any]:
-    return await asyncio.gather(*futures)
+
+async def _gathered(futures: 'list[asyncio.Future[Any]]') -> list[Any]:
+  return await asyncio.gather(*futures)
+
+
+async def _unless_left(
+  request: requests.Request, work: Coroutine[Any, Any, _T]
+) -> _T:
+  """Returns the result of work; cancels it if the client leaves."""
 
   async def left() -> None:
     while (await request.receive())['type'] != 'http.disconnect':
       pass
 
-  waiting, leaving = asyncio.create_task(results()), asyncio.create_task(left())
+  waiting, leaving = asyncio.create_task(work), asyncio.create_task(left())
   try:
     await asyncio.wait({waiting, leaving}, return_when='FIRST_COMPLETED')
     if not waiting.done():
@@ -332,3 +356,4 @@ async def _unless_left(
   finally:
     leaving.cancel()
     waiting.cancel()
+    await asyncio.wait({waiting})  # until it has cancelled its futures

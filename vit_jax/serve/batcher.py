@@ -64,6 +64,7 @@ class Batcher:
     self._max_delay_s, self._max_queue = max_delay_s, max_queue
     self._queue: collections.deque[_Image] = collections.deque()
     self._underway = 0  # requests whose images are not in the queue yet
+    self._places = 0  # of them those that have arrived
     self._changed = asyncio.Event()
     self._work: asyncio.Task[None] | None = None
     self._thread = concurrent.futures.ThreadPoolExecutor(1, 'model')
@@ -76,20 +77,39 @@ class Batcher:
     return len(self._queue) + self._underway
 
   @contextlib.contextmanager
-  def place(self) -> Iterator[None]:
-    """Holds a place for a request until its images are in the queue.
+  def coming(self) -> Iterator[None]:
+    """Announces a request, until its images are in the queue.
+
+    It has no place yet, so that slow clients do not keep others out.
 
     Raises:
-      Busy: There is none.
+      Busy: There is no place.
     """
-    if self.waiting >= self._max_queue:
-      raise Busy
+    self._check_places()
     self._underway += 1
     try:
       yield
     finally:
       self._underway -= 1
       self._changed.set()
+
+  @contextlib.contextmanager
+  def place(self) -> Iterator[None]:
+    """Holds a place for a request that has arrived.
+
+    Raises:
+      Busy: There is none.
+    """
+    self._check_places()
+    self._places += 1
+    try:
+      yield
+    finally:
+      self._places -= 1
+
+  def _check_places(self) -> None:
+    if len(self._queue) + self._places >= self._max_queue:
+      raise Busy
 
   def add(self, images: Sequence[Any]) -> 'list[asyncio.Future[Any]]':
     """Puts images into the queue; returns the futures of their answers.

@@ -7,10 +7,15 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from email import message
 from email import parser
+from email import utils
 import json
 from typing import NamedTuple
 
+from starlette import exceptions
+
 from vit_jax.config import UserError
+
+_MOST_HEAD = 2**13  # bytes of the headers of a part of a form
 
 
 class Upload(NamedTuple):
@@ -20,11 +25,15 @@ class Upload(NamedTuple):
   file: bytes
 
 
-def find_parser(content_type: str) -> Callable[[bytes], list[Upload]] | None:
+def find_parser(
+  content_type: str, most: int
+) -> Callable[[bytes], list[Upload]] | None:
   """Returns the function that parses a body; None: the type is not taken.
 
   Args:
     content_type: The header Content-Type.
+    most: Largest number of images. If a body has more, the function raises an
+      HTTPException before it takes one of them.
 
   Raises:
     UserError: It is multipart, and has no boundary.
@@ -35,17 +44,30 @@ def find_parser(content_type: str) -> Callable[[bytes], list[Upload]] | None:
   if kind.startswith('image/') or kind == 'application/octet-stream':
     return lambda body: [Upload('image 0', body)]
   if kind == 'application/json':
-    return _parse_json
+    return lambda body: _parse_json(body, most)
   if kind == 'multipart/form-data':
     boundary = header.get_boundary()
     if not boundary:
       raise UserError('its Content-Type has no boundary')
-    return lambda body: _parse_multipart(body, boundary)
+    return lambda body: _parse_multipart(body, boundary, most)
   return None
 
 
-def _parse_json(body: bytes) -> list[Upload]:
+def _check_count(count: int, most: int) -> None:
+  if count > most:
+    raise exceptions.HTTPException(
+      413,
+      f'there are {count} images, and a request may have {most}: ask again with'
+      ' the others',
+    )
+
+
+def _parse_json(body: bytes, most: int) -> list[Upload]:
   """Returns the images of {"images": [base64, ...]}."""
+  # base64 has no comma, so commas count the images. Millions of values never
+  # become objects. A few more may be mistakes, which have errors of their own.
+  if (commas := body.count(b',')) > 4 * most:
+    _check_count(commas + 1, most)
   try:
     fields = json.loads(body)
   except (ValueError, RecursionError):
@@ -53,6 +75,7 @@ def _parse_json(body: bytes) -> list[Upload]:
   images = fields.get('images') if isinstance(fields, Mapping) else None
   if not isinstance(images, list) or len(fields) > 1:
     raise UserError('the JSON must be {"images": [base64, ...]}')
+  _check_count(len(images), most)
   return [
     Upload(f'image {i}', _decoded(image, f'image {i}'))
     for i, image in enumerate(images)
@@ -68,35 +91,44 @@ def _decoded(image: object, name: str) -> bytes:
   raise UserError(f'{name} is no base64')
 
 
-def _parse_multipart(body: bytes, boundary: str) -> list[Upload]:
+def _parse_multipart(body: bytes, boundary: str, most: int) -> list[Upload]:
   """Returns the files of a form (RFC 7578), whatever its fields are called.
 
   starlette's own parser would write larger files to the disk.
   """
   uploads = []
-  for i, (headers, content) in enumerate(_parts(body, boundary)):
-    name = headers.get_filename()
+  for i, (headers, content) in enumerate(_parts(body, boundary, most)):
+    try:
+      name = headers.get_filename()
+      field = utils.collapse_rfc2231_value(
+        headers.get_param('name', '', 'content-disposition')
+      )
+    except ValueError:  # a charset that is none
+      raise UserError('the headers of a part of the form are damaged') from None
     if name is None:
-      field = headers.get_param('name', header='content-disposition')
       raise UserError(f'the field {field} of the form is no file')
     uploads.append(Upload(name or f'image {i}', content))
   return uploads
 
 
 def _parts(
-  body: bytes, boundary: str
+  body: bytes, boundary: str, most: int
 ) -> Iterator[tuple[message.Message, bytes]]:
   """Yields headers and content of each part (RFC 2046, section 5.1)."""
   delimiter = b'\r\n--' + boundary.encode('latin-1', 'replace')
-  # The first delimiter needs no line before it, and what is before is no part.
-  _, *parts = (b'\r\n' + body).split(delimiter)
+  body = b'\r\n' + body  # the first delimiter needs no line before it
+  _check_count(body.count(delimiter) - 1, most)  # the last one ends the form
+  _, *parts = body.split(delimiter)  # the text before the first is no part
   if not parts or not parts[-1].startswith(b'--'):
     raise UserError('the form has no end')
   for part in parts[:-1]:
-    head, blank, content = part.partition(b'\r\n\r\n')
-    if not blank:
-      raise UserError('a part of the form has no headers')
+    blank = part.find(b'\r\n\r\n', 0, _MOST_HEAD)
+    if blank < 0:
+      raise UserError(
+        'a part of the form has no headers, or more than'
+        f' {_MOST_HEAD >> 10} KiB of them'
+      )
     headers = parser.HeaderParser().parsestr(
-      head.decode(errors='replace').lstrip()
+      part[:blank].decode(errors='replace').lstrip()
     )
-    yield headers, content
+    yield headers, part[blank + 4 :]

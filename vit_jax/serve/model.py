@@ -8,6 +8,7 @@ import math
 from typing import Any
 from typing import NamedTuple
 
+from absl import logging
 import jax
 import numpy as np
 
@@ -68,6 +69,7 @@ class Answerer:
     """Compiles all that `__call__` runs."""
     blank = self.pixels(np.zeros((64, 64), np.uint8))
     for size in self.sizes:
+      logging.info('compiling batches of %d images', size)
       self([blank] * size)
 
   def pixels(self, image: bytes | np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ _Object = dict[str, Any]
 _ERRORS = {
   400: 'An image is damaged or no image, or a parameter is wrong.',
   408: 'The body did not arrive in time.',
-  413: 'The body is too large, or has too many images.',
+  413: 'The body is too large, or has too many images or pixels.',
   415: 'The Content-Type is none of those that are listed.',
   500: 'The model failed.',
   503: 'Too many images wait. The header Retry-After has the seconds to wait.',

@@ -43,8 +43,12 @@ def parse(data: bytes, names: Sequence[str]) -> tuple[list[str], bytes]:
   return texts, data[4 + length :]
 
 
-def check(data: bytes) -> None:
-  """Checks that a file is an image of a supported format and size."""
+def check(data: bytes) -> int:
+  """Checks that a file is an image of a supported format and size.
+
+  Returns:
+    The number of its pixels.
+  """
   try:
     size = image_size(data)
   except struct.error:  # it ends within its header
@@ -61,6 +65,7 @@ def check(data: bytes) -> None:
     raise UserError(
       f'{size_text}: one side may be at most {_MOST_RATIO} times the other'
     )
+  return size[0] * size[1]
 
 
 def image_size(data: bytes) -> tuple[int, int] | None:
