@@ -101,3 +101,18 @@ def test_mistakes_are_told_in_one_line(section, keys, pattern):
   with pytest.raises(UserError, match=pattern) as error:
     STAGES[stage](make_config(base, keys))
   assert '\n' not in str(error.value)
+
+
+def test_windows_are_exactly_what_they_are_compared_with():
+  for key in ('data.intensity', 'data.volume.window'):
+    for text in (' type', 'type ', 'type()', '(0,100)', '100,2000'):
+      config = config_lib.default()
+      config_lib.set_value(config, key, text)
+      with pytest.raises(UserError, match=rf"{key} is '.*': write 'type' \("):
+        data.check(config)
+
+
+def test_data_without_a_policy_are_checked():
+  config = config_lib.default()
+  config.augment.policy = None
+  data.check(config)

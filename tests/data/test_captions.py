@@ -12,7 +12,9 @@ import tiny
 
 from vit_jax import data
 from vit_jax.config import UserError
+from vit_jax.data import base
 from vit_jax.data import captions
+from vit_jax.data import features
 from vit_jax.data import folder
 from vit_jax.data import text_kind
 from vit_jax.data import tokenizers
@@ -84,6 +86,52 @@ def test_captions_of_templates_read_no_image(tmp_path, monkeypatch):
   monkeypatch.setattr(folder, 'read_image', None)  # fails if it is called
   found = [source.captions(i) for i in range(len(source))]
   assert found == [(f'a {x}.', f'the number {x}.') for x in names] == read
+
+
+class _Labels(base.Source):
+  """Examples without a column, of which the last has a wrong label."""
+
+  def __init__(self):
+    label = features.Label(('cat', 'dog'))
+    self.features = {'image': features.Image(), 'label': label}
+    self.positions_read = []
+
+  def __len__(self):
+    return 3
+
+  def read(self, position):
+    self.positions_read.append(position)
+    if position == 2:
+      raise UserError('example 2 has a wrong label')
+    values = {'image': b'', 'label': 1 - position}
+    return base.Example(values, position, f'example {position}')
+
+  def fingerprint(self):
+    return 'labels'
+
+
+class _LabelsInMemory(_Labels):
+  """The same, where all labels are at hand, and checked at once."""
+
+  def column(self, name):
+    return super().column(name)
+
+
+@pytest.mark.parametrize('kind', [_Labels, _LabelsInMemory])
+def test_a_wrong_label_spoils_its_own_caption_alone(kind):
+  source = kind()
+  texts = [('a cat',), ('a dog',)]
+  derived = wrapped.Derived('text', 'label', texts.__getitem__)
+  described = wrapped.WrappedSource(source, (), derived=derived)
+  again = wrapped.WrappedSource(described, (), rows=np.array([2, 1]))
+  assert again.captions(1) == ('a cat',)
+  assert described.captions(0) == ('a dog',)
+  if kind is _Labels:
+    assert source.positions_read == [1, 0]
+  with pytest.raises(UserError, match='example 2'):
+    again.captions(0)
+  with pytest.raises(UserError, match='example 2'):
+    described.column('label')
 
 
 def test_labels_of_a_model_read_no_image(tmp_path, monkeypatch):

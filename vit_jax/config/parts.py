@@ -4,7 +4,7 @@
     name(1, option=value, ...)
     my_module:Name(option=value, ...)
 
-A name with options begins with a letter.
+A name that begins with a digit, as `3augment`, has no options.
 Values are Python literals, quotients of numbers, as 4/3, or again things:
 `swiglu`, `swiglu(hidden_dim=512)`.
 Where several go together, a key has their sum, as `learned + rope(base=100.0)`.
@@ -26,7 +26,8 @@ _MOST_LETTERS = 2_000
 _MOST_SHOWN = 100
 _DOTTED = r'[^\W\d]\w*(?:\.[^\W\d]\w*)*'
 _NAME = re.compile(rf'\w+|{_DOTTED}:{_DOTTED}')
-_NUMBERED_NAME = re.compile(r'\d+[^\W\d_]\w+')  # as '3augment', not '3'
+# As '3augment' or '3augment()', not '3'.
+_NUMBERED_NAME = re.compile(r'(\d+[^\W\d_]\w+)(?:\(([^()]*)\))?')
 # Strings, which stay as they are, or a name in a module.
 _NAME_IN_MODULE = re.compile(
   r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|"""
@@ -37,10 +38,7 @@ _NAME_IN_MODULE = re.compile(
 # a module while Python reads the text.
 _TO_PYTHON = str.maketrans(':.', 'ː·')
 _FROM_PYTHON = str.maketrans('ː·', ':.')
-_ADVICE = (
-  "write a name, or a name with options, as 'name(option=1)' or"
-  " 'my_module:Name(option=1)'"
-)
+_ADVICE = "write a name, or a name with options, as 'name(option=1)'"
 NO_LITERAL = (
   "is no literal: write a number, True, False, None, a 'text', or a list or"
   ' tuple of these'
@@ -72,9 +70,12 @@ def _text(value: Any) -> str:
   return str(value) if isinstance(value, Part) else repr(value)
 
 
-def parse(text: str, key: str) -> Part:
-  """Parses the value of a key of the config, which errors name."""
-  reader = _Reader(text, key)
+def parse(text: str, key: str, choices: Collection[str] | None = None) -> Part:
+  """Parses the value of a key of the config, which errors name.
+
+  `choices`, if any, are all names that it may have, which errors list.
+  """
+  reader = _Reader(text, key, choices)
   return reader.part(reader.tree)
 
 
@@ -91,10 +92,16 @@ def parse_sum(text: str, key: str) -> tuple[Part, ...]:
 
 
 class _Reader:
-  def __init__(self, text: str, key: str):
+  def __init__(
+    self, text: str, key: str, choices: Collection[str] | None = None
+  ):
+    self._advice = f"{_ADVICE} or 'my_module:Name(option=1)'"
+    if choices is not None:
+      self._advice = f'{_ADVICE}. There are {", ".join(choices)}'
     if not isinstance(text, str):
       raise UserError(
-        f'config.{key} must be a text, not {type(text).__name__}: {_ADVICE}'
+        f'config.{key} must be a text, not {type(text).__name__}:'
+        f' {self._advice}'
       )
     self._prefix = f'config.{key} is {_short(text)!r}'
     if len(text) > _MOST_LETTERS:
@@ -105,8 +112,11 @@ class _Reader:
     self._source = _NAME_IN_MODULE.sub(
       lambda x: x[1].translate(_TO_PYTHON) if x[1] else x[0], text.strip()
     )
-    if _NUMBERED_NAME.fullmatch(self._source):  # no name of Python's
-      self.tree: ast.expr = ast.Name(self._source)
+    if numbered := _NUMBERED_NAME.fullmatch(self._source):
+      name, options = numbered.groups()
+      if options and options.strip():
+        raise UserError(f'{self._prefix}: {name} has no options')
+      self.tree: ast.expr = ast.Name(name)  # no name of Python's
       return
     try:
       with warnings.catch_warnings():
@@ -114,16 +124,16 @@ class _Reader:
         self.tree = ast.parse(self._source, mode='eval').body
     except SyntaxError as e:
       problem = (e.msg or 'it cannot be read').translate(_FROM_PYTHON)
-      raise UserError(f'{self._prefix}: {problem}: {_ADVICE}') from None
+      raise UserError(f'{self._prefix}: {problem}: {self._advice}') from None
     except (ValueError, RecursionError, MemoryError):
-      raise UserError(f'{self._prefix}: {_ADVICE}') from None
+      raise UserError(f'{self._prefix}: {self._advice}') from None
 
   def part(self, node: ast.expr) -> Part:
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     name = getattr(call.func, 'id', '').translate(_FROM_PYTHON)
     if not _NAME.fullmatch(name):
       raise UserError(
-        f'{self._prefix}: {self._node_text(node)} is no name: {_ADVICE}'
+        f'{self._prefix}: {self._node_text(node)} is no name: {self._advice}'
       )
     options = {}
     for keyword in call.keywords:

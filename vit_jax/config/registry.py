@@ -51,7 +51,8 @@ def build(text: str, key: str, choices: Choices, **filled: Any) -> Any:
     choices: What it may name.
     **filled: Arguments that are no options.
   """
-  return _built(parts.parse(text, key), key, choices, filled)
+  names = choices if isinstance(choices, Mapping) else None
+  return _built(parts.parse(text, key, names), key, choices, filled)
 
 
 def build_or_find(

@@ -1,7 +1,9 @@
 """Checks `config.augment`, where it asks for anything."""
 
 from collections.abc import Mapping
+import inspect
 import re
+from typing import Any
 
 import ml_collections
 
@@ -51,15 +53,29 @@ def check(config: ml_collections.ConfigDict) -> None:
     )
 
 
-def _check_syntax(policy: str) -> None:
-  """Raises a UserError that translates a policy in the syntax of timm."""
-  name, *pairs = policy.split('-')
-  if name == 'rand' and pairs:
-    options = ', '.join(re.sub('^[a-z]+', r'\g<0>=', pair) for pair in pairs)
-    raise UserError(
-      f'config.augment.policy is {policy!r}, as timm writes it: write'
-      f" 'rand({options})'"
-    )
+def _check_syntax(policy: Any) -> None:
+  """Raises a UserError that translates a policy in the syntax of timm.
+
+  Where an option or its value is not known, it lists the options.
+  """
+  if not isinstance(policy, str) or not policy.startswith('rand-'):
+    return
+  pairs = [x for x in policy.split('-')[1:] if x]
+  matches = [re.fullmatch(r'([a-z]+)(\d+(?:\.\d+)?)', x) for x in pairs]
+  translated = f'rand({", ".join(f"{x[1]}={x[2]}" for x in matches if x)})'
+  advice = f'write {translated!r}'
+  try:
+    augmentations.make(translated, 'augment.policy')
+    works = all(matches)
+  except UserError:
+    works = False
+  if not works:
+    rand = config_lib.wing(augmentations.CHOICES['augment.policy']['rand'])
+    options = ', '.join(inspect.signature(rand).parameters)
+    advice = f"write it as 'rand(m=9, mstd=0.5)', of the options {options}"
+  raise UserError(
+    f'config.augment.policy is {policy!r}, as timm writes it: {advice}'
+  )
 
 
 def check_inputs(

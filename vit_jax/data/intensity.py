@@ -24,15 +24,15 @@ _FEW = 64  # maximum number of images to check the used range on
 def check(config: ml_collections.ConfigDict) -> None:
   """Checks `config.data.intensity` and its measured window."""
   intensity, window = config.data.intensity, config.data.intensity_window
-  value_window.check(intensity, 'data.intensity', 0, 65535)
+  value_window.INTENSITY.check(intensity)
   if not window:
     return
-  if value_window.percentiles(intensity, 'data.intensity') is None:
+  if value_window.INTENSITY.percentiles(intensity) is None:
     raise UserError(
       'config.data.intensity_window is what percentiles come to: set'
       ' config.data.intensity alone'
     )
-  value_window.check(window, 'data.intensity_window', 0, 65535)
+  value_window.MEASURED.check_pair(window)
 
 
 def fill(
@@ -50,7 +50,7 @@ def fill(
       f' {data.split} have {data.bits} bits, 0 to {most}: set'
       ' --config.data.intensity=type, or bring images of 16 bits'
     )
-  part = value_window.percentiles(data.intensity, 'data.intensity')
+  part = value_window.INTENSITY.percentiles(data.intensity)
   if part is not None and not data.intensity_window:
     value_counts = count_values(
       source, data.bits, data.channels, _SAMPLE, strict=True

@@ -35,7 +35,6 @@ _MOST = 2**31  # limit of places and modalities of a scan
 _SAME_PLACE = 0.05
 # Distance of a label from a whole number, after a slope.
 _LABEL_TOLERANCE = 1e-3
-_MOST_VALUE = 1e30  # of a window
 _MOST_LABEL = 2**24  # beyond any label, and exact in float32
 
 Size = tuple[int, int, int]
@@ -86,7 +85,7 @@ class Preparation:
       return _resampled(values, size, order=1)
     wide = _resampled(values.astype(np.float32), size, order=1)
     bounds: Any = self.window
-    part = value_window.percentiles(self.window, 'data.volume.window')
+    part = value_window.VOLUME.percentiles(self.window)
     if part is not None:  # of each of the C modalities
       flat = wide.reshape(-1, wide.shape[-1])
       bounds = np.nanpercentile(flat, part, axis=0).astype(np.float32)
@@ -111,7 +110,7 @@ def check(config: ml_collections.ConfigDict) -> None:
       f'config.data.volume.spacing is {preparation.spacing}: write three'
       ' distances in mm, or () for that of the files'
     )
-  value_window.check(preparation.window, 'data.volume.window', -1e30, 1e30)
+  value_window.VOLUME.check(preparation.window)
 
 
 def is_spacing(value: Any) -> bool:
@@ -123,7 +122,7 @@ def is_spacing(value: Any) -> bool:
 def is_window(value: Any) -> bool:
   """Whether a value can be `Preparation.window`."""
   try:
-    value_window.check(value, 'data.volume.window', -_MOST_VALUE, _MOST_VALUE)
+    value_window.VOLUME.check(value)
   except UserError:
     return False
   return True

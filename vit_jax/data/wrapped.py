@@ -82,10 +82,29 @@ class WrappedSource(base.Source):
 
   def captions(self, position: int) -> Sequence[str]:
     """Returns the captions of an example."""
-    if self._derived is not None and self._derived.name == 'text':
-      captions: Sequence[str] = self._derived_values[position]
-      return captions
-    return self.source.captions(self.row(position))
+    if self._derived is None or self._derived.name != 'text':
+      return self.source.captions(self.row(position))
+    captions = self._derived_captions
+    return (
+      super().captions(position) if captions is None else captions[position]
+    )
+
+  @functools.cached_property
+  def _derived_captions(self) -> list[Sequence[str]] | None:
+    """The derived captions of all examples; None: each is read alone.
+
+    A column that a source does not hold would be read whole for one caption,
+    and a wrong label concerns its example alone.
+    """
+    stored: base.Source = self
+    while isinstance(stored, WrappedSource):
+      stored = stored.source
+    if type(stored).column is base.Source.column:
+      return None
+    try:
+      return self._derived_values
+    except UserError:
+      return None
 
   @functools.cached_property
   def _derived_values(self) -> list[Any]:
@@ -143,9 +162,11 @@ def relabel(
     source,
     classes,
     features={**source.features, name: feature},
-    derived=Derived(name, name, functools.partial(_moved, positions)),
+    derived=Derived(name, name, functools.partial(_model_positions, positions)),
   )
 
 
-def _moved(positions: Sequence[int], present: Iterable[int]) -> list[int]:
+def _model_positions(
+  positions: Sequence[int], present: Iterable[int]
+) -> list[int]:
   return [positions[i] for i in present]

@@ -10,13 +10,13 @@ from vit_jax.evaluation import metrics as metrics_lib
 
 # Scores, float32 [N, K], are larger if a class is more likely present. Labels
 # are uint8 [N, K], and the mask, bool [N], is False on padding.
-_Collected: Any = metrics.CollectingMetric.from_outputs(
+_ScoresAndLabels: Any = metrics.CollectingMetric.from_outputs(
   ('scores', 'labels', 'mask')
 )
 
 
 @flax.struct.dataclass
-class AveragePrecision(_Collected):
+class AveragePrecision(_ScoresAndLabels):
   """Average precision of each class, [K]; nan if a class never occurs.
 
   It needs the scores of all examples, so these are collected on the host.

@@ -91,9 +91,16 @@ def sample_box(size: Size, crop: Crop, key: jax.Array) -> jax.Array:
   areas = (low + (high - low) * areas) * (size[0] * size[1])
   low, high = np.log(crop.ratio)
   ratios = jnp.exp(low + (high - low) * ratios)
-  box: jax.Array
-  box = geometry.random_box(size, crop, areas, ratios, draws[-2:], jnp)
-  return box
+  sides = jnp.stack([jnp.sqrt(areas / ratios), jnp.sqrt(areas * ratios)])
+  sides = jnp.round(sides)  # [2, TRIES]
+  image_size = jnp.array(size, jnp.float32)
+  fits = ((sides > 0) & (sides <= image_size[:, None])).all(axis=0)
+  box = sides[:, jnp.argmax(fits)]
+  corner = jnp.floor(draws[-2:] * (image_size - box + 1))
+  corner = jnp.minimum(corner, image_size - box)
+  largest = geometry.fallback(size, crop.ratio)
+  in_middle = jnp.array([*geometry.middle(size, largest), *largest], box.dtype)
+  return jnp.where(fits.any(), jnp.concatenate([corner, box]), in_middle)
 
 
 def resample(

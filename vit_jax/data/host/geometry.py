@@ -273,37 +273,6 @@ def fallback(size: Size, ratio: tuple[float, float]) -> Size:
   return size
 
 
-def random_box(
-  size: Size, crop: Crop, areas: Any, ratios: Any, offsets: Any, xp: Any
-) -> Any:
-  """Returns the box of a 'random_resized' crop, as torchvision takes it.
-
-  The first box of whole pixels that fits into the image is taken; the middle of
-  the image, if none does.
-
-  Args:
-    size: (height, width) of the image.
-    crop: Has the range of ratios.
-    areas: Random areas in pixels, [TRIES].
-    ratios: Random ratios width / height, [TRIES].
-    offsets: Random numbers in [0, 1) for (top, left), [2].
-    xp: NumPy or `jax.numpy`, whose arrays these are.
-
-  Returns:
-    (top, left, height, width), as floating-point numbers, [4].
-  """
-  sides = xp.stack([xp.sqrt(areas / ratios), xp.sqrt(areas * ratios)])
-  sides = xp.round(sides)  # [2, TRIES]
-  image_size = xp.array(size, sides.dtype)
-  fits = ((sides > 0) & (sides <= image_size[:, None])).all(axis=0)
-  box = sides[:, xp.argmax(fits)]
-  corner = xp.floor(offsets * (image_size - box + 1))
-  corner = xp.minimum(corner, image_size - box)
-  largest = fallback(size, crop.ratio)
-  in_middle = xp.array([*middle(size, largest), *largest], box.dtype)
-  return xp.where(fits.any(), xp.concatenate([corner, box]), in_middle)
-
-
 def resizing(value: Any, size: Size, key: str) -> dict[str, Any]:
   """Returns the fields of a `Crop` that say how an image is resized before.
 

@@ -13,9 +13,9 @@ from vit_jax.config import UserError
 from vit_jax.data.host import decode
 from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host.geometry import Crop
+from vit_jax.data.host.geometry import fallback
 from vit_jax.data.host.geometry import middle
 from vit_jax.data.host.geometry import padding
-from vit_jax.data.host.geometry import random_box
 from vit_jax.data.host.geometry import Size
 from vit_jax.data.host.geometry import TRIES
 
@@ -221,9 +221,16 @@ def sample_box(size: Size, crop: Crop, rng: np.random.Generator) -> Box:
   areas = rng.uniform(*crop.scale, TRIES) * size[0] * size[1]
   least, greatest = map(math.log, crop.ratio)
   ratios = np.exp(rng.uniform(least, greatest, TRIES))
-  box = random_box(size, crop, areas, ratios, rng.random(2), np)
-  top, left, height, width = map(int, box)
-  return top, left, height, width
+  down, right = rng.random(2).tolist()
+  # A loop, since NumPy takes five times as long for so few numbers.
+  for area, ratio in zip(areas.tolist(), ratios.tolist(), strict=True):
+    height = round(math.sqrt(area / ratio))
+    width = round(math.sqrt(area * ratio))
+    if 0 < height <= size[0] and 0 < width <= size[1]:
+      top = int(down * (size[0] - height + 1))
+      return top, int(right * (size[1] - width + 1)), height, width
+  height, width = fallback(size, crop.ratio)
+  return *middle(size, (height, width)), height, width
 
 
 def zoomed_box(size: Size, crop: Crop, rng: np.random.Generator) -> Box:
