@@ -145,6 +145,11 @@ def main(argv: list[str]) -> None:
   if _TO.value == 'adapters':
     from vit_jax.weights import adapters
 
+    if _WITH_METHOD.value:
+      raise UserError(
+        '--to=adapters writes what a run has trained of its model alone: leave'
+        ' --whole out'
+      )
     adapters.save(cli.load(FLAGS, source, as_stored=True), path)
     logging.info('wrote %s', path)
     return

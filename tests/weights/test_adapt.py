@@ -584,3 +584,13 @@ def test_table():
     'head/bias           5           10           zeros: 5 -> 10 classes',
     'head/kernel         16 x 5      16 x 10      zeros: 5 -> 10 classes',
   ]
+  some = [
+    adapt_lib.Change(f'blocks_{i}/norm1/{name}', (2, 3), None, 'dropped')
+    for name, layers in (('bias', (0, 1, 2)), ('scale', (0, 2, 3)))
+    for i in layers
+  ]
+  lines = adapt_lib.changes_table(some).split('\n')[1:]
+  assert [line.split()[0] for line in lines] == [
+    'blocks_0..2/norm1/bias',
+    'blocks_0,2..3/norm1/scale',
+  ]

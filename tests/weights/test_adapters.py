@@ -1,12 +1,16 @@
 """Runs of low-rank factors and adapters, and files of these alone."""
 
+import json
+import pathlib
 import shutil
+import sys
 
 import commands
 from flax import traverse_util
 import jax
 import numpy as np
 import pytest
+import safetensors
 import tiny
 
 import vit_jax
@@ -17,9 +21,11 @@ from vit_jax.config import UserError
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 from vit_jax.weights import adapters
+from vit_jax.weights import download
 from vit_jax.weights.files import containers
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 1), np.uint8)
+KEY = 'vit_jax_adapters'
 LORA = {
   'model__block': 'lora(rank=2)',
   'model__depth': 2,
@@ -42,6 +48,20 @@ def tuned(base, tmp_path_factory):
   path = tmp_path_factory.mktemp('tuned') / 'run'
   loop.run(config(base), str(path))
   return path
+
+
+def rewrite(file, facts=(), arrays=()):
+  """Changes metadata and arrays of a file of adapters."""
+  with safetensors.safe_open(file, framework='np') as stored:
+    metadata = stored.metadata()
+    old = {name: stored.get_tensor(name) for name in stored.keys()}
+  for key, value in dict(facts).items():
+    changed = json.loads(metadata[KEY])
+    is_model = key == 'model' and isinstance(value, dict)
+    changed[key] = changed[key] | value if is_model else value
+    metadata[KEY] = json.dumps(changed)
+  file.unlink()
+  containers.write_safetensors(file, old | dict(arrays), {KEY: metadata[KEY]})
 
 
 def config(base, **overrides):
@@ -123,6 +143,8 @@ def test_a_file_of_adapters_gives_the_run_again(base, tuned, tmp_path):
   np.testing.assert_array_equal(alone.predict(IMAGES), expected)
   on_base = vit_jax.load(base, adapters=file)
   np.testing.assert_array_equal(on_base.predict(IMAGES), expected)
+  with pytest.raises(UserError, match='leave --whole out'):
+    commands.run(convert, tuned, tmp_path / 'x', '--to=adapters', '--whole')
   timm, flag = tmp_path / 'timm', f'--model.adapters={file}'
   assert commands.run(convert, base, timm, '--to=timm', flag) == 0
   merged = vit_jax.load(timm)
@@ -150,11 +172,55 @@ def test_another_base_is_refused(base, tuned, tmp_path):
     adapters.save(vit_jax.load(base), tmp_path / 'base.safetensors')
   with pytest.raises(UserError, match='is no file of adapters'):
     vit_jax.load(base, adapters=other)
+  with pytest.raises(UserError, match='there is no such file or directory'):
+    vit_jax.load(base, adapters=tmp_path / 'none.safetensors')
+
+
+def test_a_run_on_images_with_more_channels_is_loaded(base, tmp_path):
+  file, run = tmp_path / 'tuned.safetensors', tmp_path / 'run'
+  loop.run(config(base, data__channels=3), str(run))
+  loaded = vit_jax.load(run)
+  adapters.save(loaded, file)
+  images = np.repeat(IMAGES, 3, axis=-1)
+  expected = loaded.predict(images)
+  for alone in (vit_jax.load(file), vit_jax.load(base, adapters=file)):
+    assert alone.preprocess.channels == 3
+    np.testing.assert_array_equal(alone.predict(images), expected)
+
+
+def test_a_shape_that_differs_is_told_before_sums(tuned, tmp_path):
+  file = tmp_path / 'tuned.safetensors'
+  adapters.save(vit_jax.load(tuned), file)
+  rewrite(file, arrays={'head/bias': np.zeros(3, np.float32)})
+  with pytest.raises(UserError, match=r'head/bias: 3 in the file, 10 in the b'):
+    vit_jax.load(file)
+
+
+def test_addresses_and_published_names(base, tuned, tmp_path, monkeypatch):
+  file = tmp_path / 'tuned.safetensors'
+  adapters.save(vit_jax.load(tuned), file)
+  tag, asked = 'augreg_in21k_ft_in1k', []
+  places = {
+    'https://host/tuned.safetensors': file,
+    f'hf:timm/vit_base_patch16_224.{tag}': base,
+  }
+
+  def fetch(path):
+    asked.append(path)
+    return places.get(path, pathlib.Path(path))
+
+  monkeypatch.setattr(download, 'fetch', fetch)
+  loaded = vit_jax.load(
+    'ViT-B/16', pretrained=tag, adapters='https://host/tuned.safetensors'
+  )
+  assert {*asked} == {*places}
+  expected = vit_jax.load(tuned).predict(IMAGES)
+  np.testing.assert_array_equal(loaded.predict(IMAGES), expected)
 
 
 def test_a_damaged_file_is_named(tuned, tmp_path):
   file = tmp_path / 'tuned.safetensors'
-  for text in ('{"base": "x"}', '[]', 'no JSON'):
+  for text in ('{"base": "x"}', '[]', '{}', 'no JSON', '[' * 100_000):
     arrays = {'head/bias': np.zeros(10, np.float32)}
     metadata = {'vit_jax_adapters': text}
     containers.write_safetensors(file, arrays, metadata)
@@ -162,6 +228,69 @@ def test_a_damaged_file_is_named(tuned, tmp_path):
       vit_jax.load(file)
   with pytest.raises(UserError, match=r'writes a new \.safetensors file'):
     adapters.save(vit_jax.load(tuned), file)
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'base': 5}, 'base is 5: it must be a valid string'),
+    ({'base': ''}, "base is '': "),
+    ({'model': ['x']}, r"model is \['x'\]: it must be a valid dictionary"),
+    ({'model': {'path': 'x'}}, "model has 'path', no key of"),
+    ({'model': {'block': 5}}, r'model\.block is 5: it must be a text'),
+    ({'frozen': {'head/bias': 'x'}}, 'frozen is .*: it must be a valid list'),
+    ({'frozen': [1]}, r'frozen is \[1\]: it must be a valid dictionary'),
+    ({'image_size': [8]}, r'image_size is \[8\]: List should have at least 2'),
+    ({'resize': 'x'}, "resize is 'x': it must be one of"),
+    ({'preprocess': {}}, r'prediction needs .* cannot be used: classes: Field'),
+  ],
+)
+def test_damaged_metadata_are_named(tuned, tmp_path, changes, message):
+  file = tmp_path / 'tuned.safetensors'
+  adapters.save(vit_jax.load(tuned), file)
+  rewrite(file, changes)
+  with pytest.raises(UserError, match=message) as e:
+    vit_jax.load(file)
+  assert str(file) in str(e.value) and '\n' not in str(e.value)
+
+
+def test_bases_end(tuned, tmp_path):
+  files = [tmp_path / f'{i}.safetensors' for i in range(6)]
+  for file, following in zip(files, [*files[1:], files[-1]], strict=True):
+    adapters.save(vit_jax.load(tuned), file)
+    rewrite(file, {'base': str(following)})
+  for file in files[0], files[-1]:
+    with pytest.raises(UserError, match='4 times or without an end') as e:
+      vit_jax.load(file)
+    assert str(file) in str(e.value) and '\n' not in str(e.value)
+
+
+def test_a_file_has_no_class_of_another_module_imported(
+  base, tuned, tmp_path, monkeypatch
+):
+  monkeypatch.syspath_prepend(tmp_path)
+  module = """from vit_jax.models.block import Block
+from vit_jax.models.parts.adapters import LowRank
+
+
+class Mine(LowRank, Block):
+  pass
+"""
+  (tmp_path / 'lora_of_mine.py').write_text(module)
+  file = tmp_path / 'tuned.safetensors'
+  adapters.save(vit_jax.load(tuned), file)
+  # The last one has a letter that a text may have for the colon.
+  for text in ('lora_of_mine:Mine', 'block(mlp=lora_of_mine:Mine)', 'aːFoo'):
+    rewrite(file, {'model': {'block': text}})
+    with pytest.raises(UserError, match='if you trust') as e:
+      vit_jax.load(file)
+    assert str(file) in str(e.value) and '\n' not in str(e.value)
+  assert 'lora_of_mine' not in sys.modules
+  block = 'lora_of_mine:Mine(rank=2, layer_scale=0.1)'
+  rewrite(file, {'model': {'block': block}})
+  expected = vit_jax.load(tuned).predict(IMAGES)
+  loaded = vit_jax.load(file, block=block)
+  np.testing.assert_array_equal(loaded.predict(IMAGES), expected)
 
 
 @pytest.mark.parametrize('form', ['timm', 'google', 'vit_jax'])

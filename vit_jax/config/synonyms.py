@@ -92,8 +92,8 @@ train.accumulation: accum_iter accum accum_steps grad_accum grad_accum_steps
 train.batch_size: bs batch batchsize train_batch_size global_batch_size
     batch_size_per_gpu per_device_batch_size per_device_train_batch_size
     minibatch_size
-train.dtype = 'bfloat16': fp16 bf16 amp use_amp half half_precision precision
-    mixed_precision
+train.dtype = 'bfloat16': bf16 amp use_amp precision mixed_precision
+train.dtype = 'float16' with train.skip_nonfinite=True: fp16 half half_precision
 train.duration = '10 epochs': epochs epoch num_epochs n_epochs nb_epochs
     max_epochs total_epochs num_train_epochs train_epochs
 train.duration = '10_000 steps': steps num_steps max_steps total_steps
@@ -192,5 +192,6 @@ def _ask(entries: list[str], prefix: str) -> str:
     key, _, value = entry.partition(' = ')
     phrases.append(repr(prefix + key))
     if value:
+      value = value.replace(' with ', f' with {prefix}')
       phrases[-1] += f', as in {prefix}{key}={value}'
   return f'did you mean {" or ".join(phrases)}?'

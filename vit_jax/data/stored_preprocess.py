@@ -35,7 +35,8 @@ def _fits(is_valid: Callable[[Any], object], text: str) -> AfterValidator:
   return AfterValidator(check)
 
 
-def _choice(*values: str) -> AfterValidator:
+def choice(*values: str) -> AfterValidator:
+  """Returns a check that a value is one of these."""
   return _fits(values.__contains__, f'one of {", ".join(map(repr, values))}')
 
 
@@ -70,8 +71,8 @@ class _Stored(pydantic.BaseModel, extra='forbid', strict=True):
   antialias: bool = True
   bits: Literal[8, 16] = 8
   intensity: Annotated[tuple[_Number, _Number], _Range] | None = None
-  interpolation: Annotated[str, _choice(*geometry.INTERPOLATIONS)] = 'bilinear'
-  resize_like: Annotated[str, _choice('', *geometry.LIKE)] = ''
+  interpolation: Annotated[str, choice(*geometry.INTERPOLATIONS)] = 'bilinear'
+  resize_like: Annotated[str, choice('', *geometry.LIKE)] = ''
   spacing: Annotated[Any, _Spacing] = ()
   window: Annotated[Any, _Window] = 'type'
   features: dict[str, _Feature] = {}
@@ -99,8 +100,13 @@ class _Stored(pydantic.BaseModel, extra='forbid', strict=True):
 
 def check(fields: Mapping[str, Any]) -> None:
   """Checks the content of a preprocess.json, with tuples for lists."""
+  validate(_Stored, fields)
+
+
+def validate(schema: type[pydantic.BaseModel], fields: Any) -> None:
+  """Raises a UserError, of one line, if fields do not fit a schema."""
   try:
-    _Stored.model_validate(fields)
+    schema.model_validate(fields)
   except pydantic.ValidationError as e:
     errors = e.errors(include_url=False)
   else:

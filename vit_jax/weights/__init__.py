@@ -288,8 +288,8 @@ def load(
       `image_size`.
     unseen: Further values of `config.model`, of which a file's arrays do not
       show some.
-    adapters: A file of adapters that are loaded on `path`, which is their base;
-      None: there are none, or `path` is such a file.
+    adapters: A file of adapters, or its address, that are loaded on `path`,
+      which is their base; None: there are none, or `path` is such a file.
     **model_overrides: Values of `models.KEYS`.
 
   Returns:
@@ -300,15 +300,22 @@ def load(
     address = _address(os.fspath(path))
   else:
     address = published.find(os.fspath(path), pretrained, image_size).address
-  local = config_lib.wing('vit_jax.weights.download:fetch')(address)
   overrides = dict(model_overrides)
   step = origin_lib.parse_step(step)
   adapted = config_lib.wing('vit_jax.weights.adapters')
-  is_alone = adapters is None and adapted.is_file(local)
-  if adapters is not None or is_alone:
-    base = '' if is_alone else str(path)
-    file = local if is_alone else pathlib.Path(cast(str, adapters))
-    loaded = adapted.load(file, base, step=step, state=state)
+  keys = {**(unseen or {}), **overrides}
+  if adapters is not None:
+    loaded = adapted.load(
+      local_path(os.fspath(adapters)),
+      address,
+      keys,
+      step=step,
+      state=state,
+      unseen=unseen,
+      position_size=position_size,
+    )
+  elif adapted.is_file(local := local_path(address)):
+    loaded = adapted.load(local, '', keys, step=step, state=state)
   elif is_workdir(local):
     if state is not None:
       raise config_lib.UserError(
@@ -322,7 +329,6 @@ def load(
         f'{path} is no work directory, and has no steps to choose from: leave'
         ' step out'
       )
-    keys = {**(unseen or {}), **overrides}
     size = None if image_size is None else fit.pair(image_size)
     description, params, form = foreign.read(
       local,
@@ -345,6 +351,14 @@ def load(
     return loaded
   with config_lib.explained(str(path)):
     return loaded.adapted(*choices, **overrides)
+
+
+def local_path(path: str) -> pathlib.Path:
+  """Returns where a path of `load` is here; downloads it first if needed."""
+  local: pathlib.Path = config_lib.wing('vit_jax.weights.download:fetch')(
+    _address(path)
+  )
+  return local
 
 
 def check_path(path: str) -> None:

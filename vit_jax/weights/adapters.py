@@ -6,13 +6,13 @@ that the run started from, its base, and what it takes to load them on it again.
 """
 
 from collections.abc import Mapping
-import contextlib
 import dataclasses
 import json
 import pathlib
 from typing import Any
 from typing import cast
 
+from absl import logging
 from flax import traverse_util
 import jax
 import numpy as np
@@ -33,11 +33,11 @@ from vit_jax.weights import origin as origin_lib
 from vit_jax.weights.files import containers
 
 _METADATA = 'vit_jax_adapters'
-_FACTS = ('base', 'model', 'image_size', 'resize', 'preprocess', 'frozen')
 SUFFIX = '.safetensors'
 # Sums over an array of the base, relative to its norm, differ by less where
 # positions were resized on another computer.
 _TOLERANCE = 1e-4
+_MOST_FILES = 4  # of adapters, each the base of the next
 
 
 def on_base(text: str, base_text: str) -> str:
@@ -168,26 +168,36 @@ def _facts(path: pathlib.Path) -> dict[str, Any]:
   """Returns the metadata of a file of adapters; {}: it is none."""
   try:
     with safetensors.safe_open(path, framework='np') as file:
-      text = (file.metadata() or {}).get(_METADATA, '{}')
+      text = (file.metadata() or {}).get(_METADATA)
   except (safetensors.SafetensorError, OSError):
     return {}  # the reader of other files says what is wrong
-  facts = {}
-  with contextlib.suppress(ValueError):
+  if text is None:
+    return {}
+  try:
     facts = json.loads(text)
-  if text != '{}' and not (isinstance(facts, dict) and {*_FACTS} <= {*facts}):
+  except (ValueError, RecursionError):
+    facts = None
+  try:
+    config_lib.wing('vit_jax.weights.stored_adapters:check')(facts)
+  except config_lib.UserError as e:
     raise config_lib.UserError(
-      f'the metadata of {path} are damaged: store the adapters again by'
+      f'the metadata of {path} are damaged: {e}; store the adapters again by'
       ' `vit-jax convert --to=adapters`'
-    )
+    ) from None
   return cast(dict[str, Any], facts)
 
 
-def load(path: pathlib.Path, base: str = '', **options: Any) -> weights.Loaded:
+def load(
+  path: pathlib.Path, base: str, chosen: Mapping[str, Any], **options: Any
+) -> weights.Loaded:
   """Returns the model of adapters on their base.
 
   Args:
     path: The file.
     base: Any path that `weights.load` reads; '': the one that the file names.
+    chosen: Values of `config.model` that the caller has chosen. The file may
+      name a class that is not ours only if they name it, too: else anybody's
+      file could have any module imported.
     **options: Passed to `weights.load` for the base.
   """
   facts = _facts(path)
@@ -197,16 +207,22 @@ def load(path: pathlib.Path, base: str = '', **options: Any) -> weights.Loaded:
       ' one'
     )
   base = base or facts['base']
+  _check_classes(path, facts['model'], chosen)
+  logging.info('%s is loaded on its base, %s', path, base)
   with config_lib.explained(f'{path}, on {base}'):
+    _check_chain(base)
+    preprocess = data.Preprocess.from_dict(facts['preprocess'])
     loaded = weights.load(
       base,
       image_size=tuple(facts['image_size']),
       resize=facts['resize'],
       **facts['model'] | options,
     )
+    if loaded.preprocess.channels != preprocess.channels:
+      loaded = dataclasses.replace(loaded, preprocess=preprocess)
+      loaded = loaded.adapted(image_size=tuple(facts['image_size']))
     flat = _flat(loaded)
     frozen = {name: x for name, x in flat.items() if name in facts['frozen']}
-    _check_base(frozen, facts['frozen'])
     with containers.open_arrays(path) as stored:
       arrays = {name: stored.read(name) for name in stored.shapes}
     expected = {name: x.shape for name, x in flat.items()}
@@ -215,17 +231,59 @@ def load(path: pathlib.Path, base: str = '', **options: Any) -> weights.Loaded:
       raise config_lib.UserError(
         f'they do not fit: {config_lib.join_first(problems)}'
       )
+    _check_base(frozen, facts['frozen'])
   params = traverse_util.unflatten_dict(flat | arrays, sep='/')
   if getattr(loaded.model, 'scan', False):
     params = layouts.stack_layers(params)
   return dataclasses.replace(
     loaded,
     params=params,
-    preprocess=data.Preprocess.from_dict(facts['preprocess']),
+    preprocess=preprocess,
     changes=(),
     origin=origin_lib.Origin(str(path), 'vit_jax'),
     trained_with=None,
     objective_params={},
+  )
+
+
+def _check_classes(
+  path: pathlib.Path, values: Mapping[str, Any], chosen: Mapping[str, Any]
+) -> None:
+  """Raises a UserError if only the file names a class that is not ours."""
+  for key in registry.PARTS:
+    for name in _classes(values, key):
+      if not any(name in _classes(chosen, x) for x in registry.PARTS):
+        raise config_lib.UserError(
+          f'{path} has {key}={values[key]!r}, and a file has no class of'
+          f' another module imported: if you trust {name!r}, give {key} that'
+          f' value yourself, as --model.{key} or --config.model.{key}'
+        )
+
+
+def _classes(values: Mapping[str, Any], key: str) -> set[str]:
+  """Returns the names 'module:Class' in the text of a key."""
+  if values.get(key) is None:
+    return set()
+  names, waiting = set(), [*parts_lib.parse_sum(values[key], f'model.{key}')]
+  while waiting:
+    part = waiting.pop()
+    names.add(part.name)
+    options = *part.args, *part.options.values()
+    waiting += [x for x in options if isinstance(x, parts_lib.Part)]
+  return {name for name in names if ':' in name}
+
+
+def _check_chain(base: str) -> None:
+  """Raises a UserError if bases are files of adapters without an end."""
+  for _ in range(_MOST_FILES):
+    path = weights.local_path(base)
+    if not is_file(path):
+      return
+    base = _facts(path)['base']
+  raise config_lib.UserError(
+    f'the base is a file of adapters, and so is its base, {_MOST_FILES} times'
+    ' or without an end: name a checkpoint, as vit_jax.load(BASE,'
+    ' adapters=FILE)'
   )
 
 

@@ -148,8 +148,8 @@ def test_a_layer_that_is_not_there_is_named():
   with pytest.raises(UserError) as e:
     models.init_params(model, jax.random.key(0), IMAGES.shape[1:])
   assert str(e.value) == (
-    'lora.layers: no dense layer is named quary: there are down, key, out,'
-    ' query, up, value'
+    "config.model.block: layers=('quary', 'up'): no dense layer is named quary:"
+    ' there are down, key, out, query, up, value'
   )
 
 

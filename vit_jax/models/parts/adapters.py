@@ -127,8 +127,8 @@ class LowRank(Adapted):
       x = super().__call__(x, context)
     if missing := {*self.layers} - names:
       raise UserError(
-        f'lora.layers: no dense layer is named {join_first(sorted(missing))}:'
-        f' there are {", ".join(sorted(names))}'
+        f'config.model.block: layers={self.layers}: no dense layer is named'
+        f' {join_first(sorted(missing))}: there are {", ".join(sorted(names))}'
       )
     return x
 
