@@ -177,15 +177,11 @@ def _ask(
   Raises:
     _Lost: A request is not answered.
   """
-  host = urllib.parse.urlsplit(address)
-  assert host.hostname is not None
+  host = urllib.parse.urlsplit(address).netloc
 
   def run(number: int) -> list[float]:
-    assert host.hostname is not None
     seconds = []
-    with contextlib.closing(
-      http.client.HTTPConnection(host.hostname, host.port)
-    ) as connection:
+    with contextlib.closing(http.client.HTTPConnection(host)) as connection:
       for i in range(number, images, clients):
         start = time.perf_counter()
         connection.request(

@@ -252,9 +252,9 @@ def test_processes_of_their_own(monkeypatch):
   assert entry['ratio'] == pytest.approx(
     entry['warm_seconds'] / entry['cold_seconds']
   )
+  assert entry['warm_seconds'] > 0
   # A resumed run may find all that its main thread needs in the cache.
-  assert entry['warm_seconds'] > 0 and entry['warm_compile_seconds'] >= 0
-  assert entry['cold_compile_seconds'] > 0
+  assert 0 <= entry['warm_compile_seconds'] < entry['cold_compile_seconds']
   with pytest.raises(RuntimeError, match='ended before a step'):
     processes.restart(['--config=missing.py'], runs=1)
 

@@ -37,6 +37,7 @@ from vit_jax.data.host import batches
 from vit_jax.serve import __main__ as command
 from vit_jax.serve import api
 from vit_jax.serve import model as model_lib
+from vit_jax.web import server
 from vit_jax.web import uploads
 
 PATIENCE_S = 120
@@ -637,6 +638,23 @@ def test_connections_without_a_request_end(answerer, text):
           pass
       except ConnectionResetError:
         pass
+
+
+def test_replies_wait_for_no_acknowledgement(answerer, monkeypatch):
+  """Nagle's algorithm would hold the body back for 40 ms."""
+  made, at_once = server.Protocol.connection_made, []
+
+  def note(protocol, transport):
+    made(protocol, transport)
+    connection = transport.get_extra_info('socket')
+    at_once.append(
+      connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    )
+
+  monkeypatch.setattr(server.Protocol, 'connection_made', note)
+  with serving(answerer) as address:
+    requests.get(f'{address}health')
+  assert at_once and all(at_once)
 
 
 def test_clients_that_read_nothing_are_left(answerer):

@@ -4,7 +4,6 @@
     name(1, option=value, ...)
     my_module:Name(option=value, ...)
 
-A name that begins with a digit, as `3augment`, has no options.
 Values are Python literals, quotients of numbers, as 4/3, or again things:
 `swiglu`, `swiglu(hidden_dim=512)`.
 Where several go together, a key has their sum, as `learned + rope(base=100.0)`.
@@ -26,8 +25,7 @@ _MOST_LETTERS = 2_000
 _MOST_SHOWN = 100
 _DOTTED = r'[^\W\d]\w*(?:\.[^\W\d]\w*)*'
 _NAME = re.compile(rf'\w+|{_DOTTED}:{_DOTTED}')
-# As '3augment' or '3augment()', not '3'.
-_NUMBERED_NAME = re.compile(r'(\d+[^\W\d_]\w+)(?:\(([^()]*)\))?')
+_NUMBERED_NAME = re.compile(r'\d+[^\W\d_]\w+(?=\(|$)')  # as '3augment', not '3'
 # Strings, which stay as they are, or a name in a module.
 _NAME_IN_MODULE = re.compile(
   r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|"""
@@ -35,9 +33,10 @@ _NAME_IN_MODULE = re.compile(
   re.DOTALL,
 )
 # Letters of Python's names, which stand for the colon and the dots of a name in
-# a module while Python reads the text.
+# a module while Python reads the text; and one before a name's first digit.
 _TO_PYTHON = str.maketrans(':.', 'ː·')
-_FROM_PYTHON = str.maketrans('ː·', ':.')
+_BEFORE_DIGIT = 'ˑ'
+_FROM_PYTHON = str.maketrans('ː·', ':.', _BEFORE_DIGIT)
 _ADVICE = "write a name, or a name with options, as 'name(option=1)'"
 NO_LITERAL = (
   "is no literal: write a number, True, False, None, a 'text', or a list or"
@@ -112,12 +111,8 @@ class _Reader:
     self._source = _NAME_IN_MODULE.sub(
       lambda x: x[1].translate(_TO_PYTHON) if x[1] else x[0], text.strip()
     )
-    if numbered := _NUMBERED_NAME.fullmatch(self._source):
-      name, options = numbered.groups()
-      if options and options.strip():
-        raise UserError(f'{self._prefix}: {name} has no options')
-      self.tree: ast.expr = ast.Name(name)  # no name of Python's
-      return
+    if _NUMBERED_NAME.match(self._source):
+      self._source = _BEFORE_DIGIT + self._source
     try:
       with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # on a backslash that means nothing

@@ -107,8 +107,8 @@ def model_and_dataset(arg: str, file: str) -> tuple[str, str]:
 def low_rank(model: str, data: str) -> ml_collections.ConfigDict:
   """Returns `fine_tuning` of low-rank factors and the head, by AdamW.
 
-  LoRA (arXiv:2106.09685): other parameters are frozen. Arguments are those of
-  `fine_tuning`.
+  LoRA (arXiv:2106.09685): other parameters are frozen. `fine_tuning` has the
+  arguments.
   """
   config = fine_tuning(model, data)
   config.model.block = 'lora(rank=8, alpha=16)'

@@ -1,4 +1,4 @@
-"""The stored values that become 0 and 1, where they are not those of the type.
+"""The stored values that become 0 and 1, where the type does not say them.
 
 `data.intensity` and `data.volume.window` are 'type', (low, high), or
 'percentiles(0.5, 99.5)'. Other modules compare them with 'type', so no other

@@ -145,13 +145,16 @@ def relevance(subject: Subject) -> Drawn:
   attention_lib.attentive(vit)
   names, inputs = subject.names, subject.images.inputs
   chosen = subject.options.classes
-  shown = [[i] * len(inputs) for i in chosen]
+  class_rows = [[i] * len(inputs) for i in chosen]
   if not chosen:
-    shown = [subject.probabilities.argmax(axis=1).tolist()]
+    class_rows = [subject.probabilities.argmax(axis=1).tolist()]
   relevance = np.stack(
-    [attention_lib.class_relevance(vit, inputs, row) for row in shown], axis=1
+    [attention_lib.class_relevance(vit, inputs, row) for row in class_rows],
+    axis=1,
   )
-  captions = [names[i] for image in zip(*shown, strict=True) for i in image]
+  captions = [
+    names[i] for image in zip(*class_rows, strict=True) for i in image
+  ]
   heads = [names[i] for i in chosen] or ['relevance']
   mean = relevance.mean(axis=(-2, -1), keepdims=True)
   values = np.divide(

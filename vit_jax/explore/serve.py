@@ -39,7 +39,7 @@ _FROM = flags.DEFINE_multi_string(
 )
 cli.define_overrides(FLAGS)
 cli.define_compile_cache(FLAGS)
-address.define(FLAGS)
+_HOST, _PORT = address.define(FLAGS)
 
 
 def main(argv: list[str]) -> int:
@@ -52,8 +52,8 @@ def main(argv: list[str]) -> int:
     raise UserError(f'--from={paths[2]}: at most two models fit side by side')
   for package in ('starlette', 'uvicorn'):
     check_package('the page', package, 'demo')
-  host = str(FLAGS['host'].value)
-  with address.listen(host, int(str(FLAGS['port'].value))) as listener:
+  host = _HOST.value
+  with address.listen(host, _PORT.value) as listener:
     models = [cli.load(FLAGS, path) for path in paths]
     for model, path in zip(models, paths, strict=True):
       if len(model.preprocess.image_size) != 2:

@@ -68,7 +68,7 @@ PyTree = Any
 # shardings, for the paths of the stored arrays.
 StateFor = Callable[[Collection[str]], PyTree]
 
-_SMALL = 2**16  # elements of an array that NumPy sums, in a millisecond
+_SMALL = 2**16  # elements of an array that NumPy sums, in 0.2 ms
 _ORBAX = f'{os.sep}orbax{os.sep}'  # a part of the paths of Orbax's files
 
 

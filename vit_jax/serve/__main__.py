@@ -44,7 +44,7 @@ USAGE = 'serve --from=PATH'
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 cli.define_from(FLAGS)
 cli.define_compile_cache(FLAGS)
-address.define(FLAGS)
+_HOST, _PORT = address.define(FLAGS)
 _NAMES = flags.DEFINE_list(
   'names',
   [],
@@ -93,8 +93,8 @@ def main(argv: list[str]) -> int:
   cli.check_from(FLAGS)
   for package in ('starlette', 'uvicorn'):
     check_package('serving', package, 'serve')
-  host = str(FLAGS['host'].value)
-  with address.listen(host, int(str(FLAGS['port'].value))) as listener:
+  host = _HOST.value
+  with address.listen(host, _PORT.value) as listener:
     loaded = cli.load(FLAGS)
     from vit_jax.serve import api
     from vit_jax.serve import model

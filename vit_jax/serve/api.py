@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Collection
-from collections.abc import Coroutine
 from collections.abc import Iterator
 import concurrent.futures
 import contextlib
@@ -89,7 +88,11 @@ def application(
       routing.Route(path, function, methods=[method])
       for path, (method, function) in paths.items()
     ],
-    exception_handlers=app_lib.handlers(mistake_status=400),
+    exception_handlers={
+      **app_lib.handlers(mistake_status=400),
+      batcher_lib.Busy: _refuse_busy,
+      batcher_lib.ModelError: _report_failure,
+    },
   )
   app.router.redirect_slashes = False
   guarded = app_lib.Guard(
@@ -207,29 +210,17 @@ class _Api:
     self, request: requests.Request
   ) -> list[tuple[str, model_lib.Answer]]:
     """Returns the names of a request's images, and their answers."""
-    with self._busy_explained():
-      with self._batcher.coming(), self._room() as reserve:
-        names, pixels = await self._read(request, reserve)
-      # All of them are in the queue before a batch leaves it.
-      futures = self._batcher.add(pixels)
-    answers = await _unless_left(request, _gathered(futures))
+    with self._batcher.coming(), self._room() as reserve:
+      names, pixels = await self._read(request, reserve)
+    # All of them are in the queue before a batch leaves it.
+    futures = self._batcher.add(pixels)
+    answers = await _unless_left(request, asyncio.gather(*futures))
     for name, answer in zip(names, answers, strict=True):
       if not all(np.isfinite(x).all() for x in answer if x is not None):
         raise exceptions.HTTPException(
           500, f'the model has no answer for {name}: its output is not finite'
         )
     return [*zip(names, answers, strict=True)]
-
-  @contextlib.contextmanager
-  def _busy_explained(self) -> Iterator[None]:
-    try:
-      yield
-    except batcher_lib.Busy:
-      raise exceptions.HTTPException(
-        503,
-        'too many images wait: ask again',
-        {'Retry-After': str(_RETRY_S)},
-      ) from None
 
   @contextlib.contextmanager
   def _room(self) -> Iterator[Callable[[int], None]]:
@@ -325,34 +316,39 @@ def _parsed(
   if pixels > _MOST_PIXELS:
     raise exceptions.HTTPException(
       413,
-      f'the images have {pixels / 1e6:.0f} million pixels, and those of a'
-      f' request may have {_MOST_PIXELS / 1e6:.0f} million: make them smaller,'
-      ' or send fewer',
+      f'the images have {pixels / 1e6:.0f} million pixels, and a request may'
+      f' have {_MOST_PIXELS / 1e6:.0f} million: make them smaller, or send'
+      ' fewer',
     )
   return images
 
 
-async def _gathered(futures: 'list[asyncio.Future[Any]]') -> list[Any]:
-  return await asyncio.gather(*futures)
+async def _refuse_busy(_: requests.Request, e: Exception) -> responses.Response:
+  del e
+  return app_lib.problem(
+    503, 'too many images wait: ask again', {'Retry-After': str(_RETRY_S)}
+  )
 
 
-async def _unless_left(
-  request: requests.Request, work: Coroutine[Any, Any, _T]
-) -> _T:
+async def _report_failure(
+  _: requests.Request, e: Exception
+) -> responses.Response:
+  return app_lib.problem(500, str(e))
+
+
+async def _unless_left(request: requests.Request, work: Awaitable[_T]) -> _T:
   """Returns the result of work; cancels it if the client leaves."""
 
   async def left() -> None:
     while (await request.receive())['type'] != 'http.disconnect':
       pass
 
-  waiting, leaving = asyncio.create_task(work), asyncio.create_task(left())
+  waiting, leaving = asyncio.ensure_future(work), asyncio.create_task(left())
   try:
     await asyncio.wait({waiting, leaving}, return_when='FIRST_COMPLETED')
     if not waiting.done():
       raise app_lib.left()
     return waiting.result()
-  except batcher_lib.ModelError as e:
-    raise exceptions.HTTPException(500, str(e)) from None
   finally:
     leaving.cancel()
     waiting.cancel()

@@ -100,7 +100,7 @@ class Answerer:
     embedding = self._embedder.features(objective, params, batch)
     if self.head is None:
       return {'embedding': embedding}
-    # The compiler sees that the layers are those of the embedding.
+    # The compiler sees that these are the same layers as the embedding's.
     logits = objective.model.apply({'params': params}, batch['image'])
     ranking = self.head.rank(logits)
     return {

@@ -167,16 +167,14 @@ def _schemas(most_images: int) -> _Object:
     'Prediction': _fields(
       {'class': text, 'index': {'type': 'integer'}, 'probability': number}
     ),
-    'Health': {
-      **_fields(
-        {
-          'status': {'enum': ['ready', 'failing']},
-          'model': text,
-          'checkpoint': {'type': 'object'},
-          'uptime_s': number,
-        }
-      ),
-    },
+    'Health': _fields(
+      {
+        'status': {'enum': ['ready', 'failing']},
+        'model': text,
+        'checkpoint': {'type': 'object'},
+        'uptime_s': number,
+      }
+    ),
     'Error': _fields({'error': text}),
   }
 

@@ -10,15 +10,17 @@ from vit_jax.config import UserError
 _EVERYWHERE = ('0.0.0.0', '::')
 
 
-def define(flag_values: flags.FlagValues) -> None:
-  """Defines `--host` and `--port`, for `listen`."""
-  flags.DEFINE_string(
+def define(
+  flag_values: flags.FlagValues,
+) -> tuple[flags.FlagHolder[str], flags.FlagHolder[int]]:
+  """Defines and returns `--host` and `--port`, for `listen`."""
+  host = flags.DEFINE_string(
     'host',
     '127.0.0.1',
     'Address to listen at. 0.0.0.0 lets other machines in.',
     flag_values=flag_values,
   )
-  flags.DEFINE_integer(
+  port = flags.DEFINE_integer(
     'port',
     8000,
     'Port to listen at. 0: any free port.',
@@ -26,6 +28,7 @@ def define(flag_values: flags.FlagValues) -> None:
     upper_bound=65535,
     flag_values=flag_values,
   )
+  return host, port
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -53,8 +53,8 @@ def on_base(text: str, base_text: str) -> str:
   if base_kind is not bare:
     name = registry.class_name('block', bare)
     raise config_lib.UserError(
-      f'config.model.block={text} adapts layers of {name!r}, and those of the'
-      f' checkpoint are {base_text!r}: docs/fine_tuning.md has another way'
+      f'config.model.block={text} adapts layers of {name!r}, and the checkpoint'
+      f' has {base_text!r}: docs/fine_tuning.md has another way'
     )
   return str(dataclasses.replace(part, options=base.options | part.options))
 
@@ -120,8 +120,8 @@ def save(loaded: weights.Loaded, path: pathlib.Path) -> None:
   if loaded.objective_params:
     raise config_lib.UserError(
       f'{place} has parameters beside its model, of'
-      f' config.objective.name={config.objective.name}: a file of adapters has'
-      ' those of a model alone'
+      f' config.objective.name={config.objective.name}, and a file of adapters'
+      ' has none of these'
     )
   flat = _flat(loaded)
   rules = rules_lib.make(config.optim, traverse_util.unflatten_dict(flat, '/'))

@@ -1,7 +1,7 @@
 """Layers with small additions that train while the layer itself is frozen.
 
 LoRA (arXiv:2106.09685), and adapters, MLPs with a narrow hidden layer:
-AdaptFormer (arXiv:2205.13535) and those of Houlsby et al. (arXiv:1902.00751).
+AdaptFormer's (arXiv:2205.13535) and Houlsby et al.'s (arXiv:1902.00751).
 The parameters of the layer keep their paths. What is added starts at zero, so
 that a layer begins as the one that it adapts.
 
@@ -38,7 +38,7 @@ _FACTOR = re.compile(r'(?P<name>(?P<home>.*)/lora_((?P<part>\w+)_)?)a')
 
 
 class Adapted(nn.Module):
-  """A layer that adds parameters to those of another class.
+  """A layer that adds parameters to another class's.
 
   A class inherits from it, or from `LowRank`, before it does from the class of
   the layer.
@@ -46,7 +46,7 @@ class Adapted(nn.Module):
   Attributes:
     added: Regular expression for the paths of the parameters that it adds.
     can_merge: Whether the layer alone computes the same with other values of
-      its parameters, those of `merged`.
+      its parameters, which `merged` returns.
   """
 
   added: ClassVar[str]
@@ -236,7 +236,7 @@ class _Bottlenecks(Adapted):
 class AdaptFormer(_Bottlenecks, Block):
   """A layer with a bottleneck beside its MLP (AdaptFormer, arXiv:2205.13535).
 
-  Attributes, beside those of a layer:
+  Attributes, beside a layer's:
     width: Number of hidden channels of the bottleneck.
     factor: Multiplies its output.
   """

@@ -131,9 +131,9 @@ def block(file: FileFacts) -> str:
     return 'parallel'
   if file.has(B + 'branch_#.'):
     return 'branches'
-  given = file.caller_values.get('block')
-  if given in ('block', 'post_norm'):
-    return str(given)
+  chosen_block = file.caller_values.get('block')
+  if chosen_block in ('block', 'post_norm'):
+    return str(chosen_block)
   is_after = re.match(r'vit_\w+_rpn_', timm_names.architecture(file.config))
   return 'post_norm' if is_after else 'block'
 
