@@ -43,6 +43,7 @@ class Batcher:
     batches: Number of calls of the model.
     model_s: Seconds of these calls.
     failure: What the last call failed with; '' if it did not.
+    underway: Number of requests whose images are not in the queue yet.
   """
 
   def __init__(
@@ -63,8 +64,8 @@ class Batcher:
     self._apply, self._most = apply, most
     self._max_delay_s, self._max_queue = max_delay_s, max_queue
     self._queue: collections.deque[_Image] = collections.deque()
-    self._underway = 0  # requests whose images are not in the queue yet
-    self._places = 0  # of them those that have arrived
+    self.underway = 0
+    self._places = 0  # requests that have arrived, of those underway
     self._changed = asyncio.Event()
     self._work: asyncio.Task[None] | None = None
     self._thread = concurrent.futures.ThreadPoolExecutor(1, 'model')
@@ -72,9 +73,9 @@ class Batcher:
     self.failure = ''
 
   @property
-  def waiting(self) -> int:
-    """Number of images in the queue, and of requests on the way to it."""
-    return len(self._queue) + self._underway
+  def queued(self) -> int:
+    """Number of images in the queue."""
+    return len(self._queue)
 
   @contextlib.contextmanager
   def coming(self) -> Iterator[None]:
@@ -86,11 +87,11 @@ class Batcher:
       Busy: There is no place.
     """
     self._check_places()
-    self._underway += 1
+    self.underway += 1
     try:
       yield
     finally:
-      self._underway -= 1
+      self.underway -= 1
       self._changed.set()
 
   @contextlib.contextmanager
@@ -154,7 +155,7 @@ class Batcher:
     deadline = self._queue[0].since + self._max_delay_s
     with contextlib.suppress(TimeoutError):
       async with asyncio.timeout_at(deadline):
-        while self._underway and len(self._queue) < self._most:
+        while self.underway and len(self._queue) < self._most:
           self._changed.clear()
           await self._changed.wait()
 

@@ -65,7 +65,8 @@ class Counts:
       ('images_total', 'counter', {'': batcher.images}),
       ('batches_total', 'counter', {'': batcher.batches}),
       ('model_seconds_total', 'counter', {'': round(batcher.model_s, 6)}),
-      ('waiting', 'gauge', {'': batcher.waiting}),
+      ('queued_images', 'gauge', {'': batcher.queued}),
+      ('arriving_requests', 'gauge', {'': batcher.underway}),
     ):
       lines.append(f'# TYPE vit_jax_{name} {kind}')
       for labels, value in values.items():
