@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
+from collections.abc import Set
 import csv
 import dataclasses
 import json
@@ -27,6 +28,7 @@ _NUMBER = re.compile(
   r'(x )?[-+±]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?( ?%| [KMGT]?i?B| ms| G?FLOP)?'
   r'( ?(±|\().*)?|[-+]?(nan|inf)|-|'
 )
+_LAYER = re.compile(r'\bblocks_(\d+)/')  # in the path of a parameter
 _GAP = '  '  # between columns
 _LEAST_TEXT = 24  # letters of a line in a column of texts that is folded
 
@@ -114,6 +116,35 @@ class Table:
       _text(cell, self.formats.get(name, ''))
       for name, cell in zip(names, row, strict=True)
     ]
+
+
+def by_layers(
+  rows: Iterable[tuple[str, tuple[Cell, ...]]],
+) -> list[tuple[str, tuple[Cell, ...], int]]:
+  """Puts rows of layers that are alike into one.
+
+  `rows` are paths of parameters, as 'blocks_3/norm1/bias', and their cells. The
+  result has the paths as 'blocks_0..3,5/norm1/bias', the cells, and the number
+  of rows.
+  """
+  layers: dict[tuple[str, tuple[Cell, ...]], set[int]] = {}
+  for path, cells in rows:
+    row = _LAYER.sub('blocks_*/', path), cells
+    layers.setdefault(row, set()).update(map(int, _LAYER.findall(path)))
+  return [
+    (path.replace('*', _ranges(numbers)), cells, max(len(numbers), 1))
+    for (path, cells), numbers in layers.items()
+  ]
+
+
+def _ranges(numbers: Set[int]) -> str:
+  """Returns numbers as '0,2,5..7'."""
+  starts = sorted(n for n in numbers if n - 1 not in numbers)
+  ends = sorted(n for n in numbers if n + 1 not in numbers)
+  return ','.join(
+    str(start) if start == end else f'{start}..{end}'
+    for start, end in zip(starts, ends, strict=True)
+  )
 
 
 def write_json(objects: Iterable[Mapping[str, Any]], file: IO[str]) -> None:

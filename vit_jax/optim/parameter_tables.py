@@ -20,33 +20,22 @@ def shardings_table(
   Layers with the same shardings share a row, `blocks_0..11`, which shows their
   total bytes.
   """
-  groups: dict[str, dict[str, sharding.ParamSharding]] = {}
-  for name, x in shardings.items():
-    top, suffix = _split_layer(name)
-    groups.setdefault(top, {})[suffix] = x
-  rows: list[tuple[str | int, ...]] = []
 
-  def by_layer(top: str) -> tuple[str, int]:
+  def in_order(path: str) -> tuple[str, int]:
+    top, _ = _split_layer(path)
     stem, _, number = top.rpartition('_')
     return (stem, int(number)) if number.isdecimal() else (top, -1)
 
-  tops = sorted(groups, key=by_layer)
-  for group, run in itertools.groupby(tops, key=lambda top: groups[top]):
-    layers = list(run)
-    label = layers[0]
-    if len(layers) > 1:
-      label += f'..{layers[-1].rpartition("_")[2]}'
-    rows += [
-      (
-        f'{label}/{suffix}'.rstrip('/'),
-        str(list(p.shape)),
-        ' '.join('+'.join(sharding.entry_axes(x)) or '.' for x in p.spec)
-        or 'on every device',
-        len(layers),
-        len(layers) * p.bytes_per_device,
-      )
-      for suffix, p in group.items()
-    ]
+  cells = []
+  for path in sorted(shardings, key=in_order):
+    p = shardings[path]
+    axes = ['+'.join(sharding.entry_axes(x)) or '.' for x in p.spec]
+    spec = ' '.join(axes) or 'on every device'
+    cells.append((path, (str(list(p.shape)), spec, p.bytes_per_device)))
+  rows = [
+    (path, shape, spec, count, count * size)
+    for path, (shape, spec, size), count in tables.by_layers(cells)
+  ]
   names = 'parameter', 'shape', 'sharding', 'arrays', 'bytes a device'
   return tables.Table(names, rows)
 

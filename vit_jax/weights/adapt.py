@@ -25,7 +25,6 @@ In comments: [h, w] grid of patches, N = h * w, D hidden size, C channels.
 
 from collections.abc import Mapping
 from collections.abc import Sequence
-from collections.abc import Set
 import dataclasses
 import re
 import sys
@@ -66,7 +65,6 @@ _TOKENS = (
   'mask_token',
 )
 _POSITIONS, _RELATIVE = 'position_embedding', 'relative_position_bias'
-_LAYER = re.compile(r'\bblocks_(\d+)/')
 _BIASES = relative.RelativeBias | relative.RelativeMlpBias
 
 
@@ -169,26 +167,11 @@ def adapt(
 def changes_table(changes: Sequence[Change]) -> str:
   """Returns the changes as a table to print, a line each below their names."""
   names = 'parameter', 'checkpoint', 'model', 'what was done'
-  layers: dict[tuple[str, ...], set[int]] = {}  # that have the same change
-  for x in changes:
-    path = _LAYER.sub('blocks_*/', x.path)
-    row = path, fit.show(x.old), fit.show(x.new), x.action
-    layers.setdefault(row, set()).update(map(int, _LAYER.findall(x.path)))
-  rows = [
-    (path.replace('*', _ranges(numbers)), *cells)
-    for (path, *cells), numbers in layers.items()
-  ]
-  return tables.Table(names, rows).text(tables.room(sys.stderr))
-
-
-def _ranges(numbers: Set[int]) -> str:
-  """Returns numbers as '0,2,5..7'."""
-  starts = sorted(n for n in numbers if n - 1 not in numbers)
-  ends = sorted(n for n in numbers if n + 1 not in numbers)
-  return ','.join(
-    str(start) if start == end else f'{start}..{end}'
-    for start, end in zip(starts, ends, strict=True)
+  cells = (
+    (x.path, (fit.show(x.old), fit.show(x.new), x.action)) for x in changes
   )
+  rows = [(path, *row) for path, row, _ in tables.by_layers(cells)]
+  return tables.Table(names, rows).text(tables.room(sys.stderr))
 
 
 def _check_family(
