@@ -88,6 +88,7 @@ def test_pil_images_are_seen_as_files_are(channels):
       r'image 1 is an array of type float64 and shape \(4, 4\)',
     ),
     (np.zeros((4, 4, 5), np.uint8), 'it must be uint8'),
+    (np.zeros((0, 4, 3), np.uint8), r'shape \(0, 4, 3\), which has no pixels'),
   ],
 )
 def test_errors_name_the_image(image, message):

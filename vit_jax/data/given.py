@@ -173,6 +173,11 @@ def load(
       ' it must be uint8 (0 to 255) or uint16, [h, w] or [h, w, 1 to 4]'
       f'{_advice(array)}'
     )
+  if not array.size:
+    raise UserError(
+      f'{image_name} is an array of shape {array.shape}, which has no pixels:'
+      ' leave it out'
+    )
   return decode.to_channels(levels.keep(array, image_name), channels)
 
 
