@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import functools
 import math
 from typing import Any
+from typing import cast
 
-from flax import linen as nn
 import jax
 from jax.sharding import AxisType
 from jax.sharding import Mesh
@@ -25,8 +25,6 @@ from vit_jax import config as config_lib
 
 AXES = ('data', 'fsdp', 'tensor')
 BATCH_AXES = ('data', 'fsdp')
-# Axes that split a dimension of a module's output that its `split` names.
-_SPLITS = {'experts': 'fsdp', 'others': 'data'}
 # On CPUs each device would run independent collectives concurrently, in any
 # order, on threads that all devices share. With too few threads that is a
 # deadlock.
@@ -238,19 +236,6 @@ def join_rows(x: jax.Array) -> jax.Array:
   return cut.reshape(-1, *x.shape[2:])
 
 
-def _split(x: jax.Array, names: Sequence[str], mesh: Mesh) -> jax.Array:
-  """Splits the first dimensions of an array over axes that divide them."""
-  axes = [_SPLITS[name] for name in names]
-  spec = [
-    axis if not n % mesh.shape[axis] else PartitionSpec.UNCONSTRAINED
-    for n, axis in zip(x.shape, axes, strict=False)
-  ]
-  free_axes = [PartitionSpec.UNCONSTRAINED] * (x.ndim - len(spec))
-  return jax.lax.with_sharding_constraint(
-    x, NamedSharding(mesh, PartitionSpec(*spec, *free_axes))
-  )
-
-
 def in_context(fn: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
   """Wraps a function that jit traces, so that kernels see the mesh.
 
@@ -283,29 +268,5 @@ def keep_batch_split(
   fn = in_context(fn, mesh)
   if mesh.size == 1:
     return fn
-
-  def constrain(x: Any) -> Any:
-    if not isinstance(x, jax.Array) or not x.ndim or x.shape[0] % batch_size:
-      return x
-    free_axes = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
-    return jax.lax.with_sharding_constraint(
-      x, NamedSharding(mesh, PartitionSpec(BATCH_AXES, *free_axes))
-    )
-
-  def intercept(
-    call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext
-  ) -> Any:
-    if context.method_name != '__call__':
-      return call(*args, **kwargs)
-    split = getattr(context.module, 'split', None)
-    if split is None:
-      return jax.tree.map(constrain, call(*args, **kwargs))
-    # The compiler moves tokens to their experts, and the results back.
-    result = call(*(_split(x, split, mesh) for x in args), **kwargs)
-    return _split(result, split, mesh)
-
-  def wrapped(*args: Any, **kwargs: Any) -> Any:
-    with nn.intercept_methods(intercept):
-      return fn(*args, **kwargs)
-
-  return wrapped
+  constrained = config_lib.wing('vit_jax.parallel.splitting:constrained')
+  return cast(Callable[..., Any], constrained(fn, mesh, batch_size))

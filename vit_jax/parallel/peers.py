@@ -25,6 +25,7 @@ import itertools
 import json
 import re
 import signal
+import sys
 import threading
 from typing import Any
 from typing import TypeVar
@@ -267,3 +268,20 @@ def _explain_aborts() -> None:
   libc.signal.argtypes = (ctypes.c_int, _Handler)
   libc.signal.restype = ctypes.c_void_p
   libc.signal(signal.SIGABRT, _on_abort)
+
+
+def meeting() -> Callable[..., None]:
+  """Returns the barrier of the writing threads of all processes.
+
+  A thread that failed to write does not wait for the others: its process
+  reports the error and ends.
+  """
+  import orbax.checkpoint as ocp
+
+  wait = ocp.multihost.get_barrier_sync_fn()
+
+  def meet(*, key: str, timeout_ms: int) -> None:
+    if sys.exception() is None:  # else Orbax raises the exception next
+      wait(key=key, timeout_ms=timeout_ms)
+
+  return meet

@@ -236,7 +236,7 @@ class Store:
       async_options=ocp.AsyncOptions(
         # If a directory cannot be made, Orbax's threads would wait 20 minutes.
         create_directories_asynchronously=False,
-        barrier_sync_fn=_meeting() if jax.process_count() > 1 else None,
+        barrier_sync_fn=_barrier(),
       ),
       # Both stores may write at once, so their barriers need different names.
       multiprocessing_options=ocp.options.MultiprocessingOptions(
@@ -355,21 +355,13 @@ def cause(error: BaseException) -> str:
   return text.splitlines()[0].split(' [tensorstore_spec')[0]
 
 
-def _meeting() -> Callable[..., None]:
-  """Returns the barrier of the writing threads of all processes.
-
-  A thread that failed to write does not wait for the others: its process
-  reports the error and ends.
-  """
-  import orbax.checkpoint as ocp
-
-  wait = ocp.multihost.get_barrier_sync_fn()
-
-  def meet(*, key: str, timeout_ms: int) -> None:
-    if sys.exception() is None:  # else Orbax raises the exception next
-      wait(key=key, timeout_ms=timeout_ms)
-
-  return meet
+def _barrier() -> Callable[..., None] | None:
+  """Returns the barrier of the writing threads of all processes."""
+  if jax.process_count() == 1:
+    return None
+  meeting = config_lib.wing('vit_jax.parallel.peers:meeting')
+  barrier: Callable[..., None] = meeting()
+  return barrier
 
 
 def steps_to_keep(
