@@ -21,6 +21,7 @@ from vit_jax import evaluate
 from vit_jax import main
 from vit_jax import models
 from vit_jax.explore import attention
+from vit_jax.models import layouts
 from vit_jax.models import registry
 from vit_jax.parallel import sharding
 from vit_jax.train import experiment as experiment_lib
@@ -267,7 +268,7 @@ def test_scanned_layers_are_the_same(trained):
     np.random.default_rng(0).standard_normal((3, 8, 8, 1)), jnp.float32
   )
   scanned = vit.model.clone(scan=True)
-  params = models.layouts.stack_layers(vit.params)
+  params = layouts.stack_layers(vit.params)
 
   def logits(model, params, **kwargs):
     return model.apply({'params': params}, x, **kwargs)
@@ -323,7 +324,7 @@ def test_each_part_goes_with_parts_of_ours(name):
   params = models.init_params(model, jax.random.key(0), (8, 8, 1))
   x = jax.random.normal(jax.random.key(1), (3, 8, 8, 1))
   unrolled = jax.jit(model.apply)({'params': params}, x)
-  scanned = {'params': models.layouts.stack_layers(params)}
+  scanned = {'params': layouts.stack_layers(params)}
   assert np.isfinite(unrolled).all()
   np.testing.assert_allclose(
     jax.jit(model.clone(scan=True).apply)(scanned, x), unrolled, atol=0.02

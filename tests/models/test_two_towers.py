@@ -8,8 +8,8 @@ import pytest
 
 from vit_jax import models
 from vit_jax.models import describing
-from vit_jax.models import fields
 from vit_jax.models import layouts
+from vit_jax.models import refusals
 from vit_jax.models import registry
 from vit_jax.models import text
 from vit_jax.models import two_towers
@@ -82,7 +82,7 @@ def test_a_tower_is_made_of_the_options_of_its_parts():
   assert model.norm.epsilon == model.block.norm.epsilon == 1e-5
   values = describing.option_values(model)
   assert registry.build_model(text.TextTower, **values) == model
-  with pytest.raises(fields.UnknownFieldError, match="did you mean 'gelu'"):
+  with pytest.raises(refusals.UnknownFieldError, match="did you mean 'gelu'"):
     _tower(gelo='exact')
 
 

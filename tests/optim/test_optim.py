@@ -16,6 +16,7 @@ from vit_jax import models
 from vit_jax import optim
 from vit_jax.config import parts
 from vit_jax.models import layouts
+from vit_jax.models import stack
 from vit_jax.optim import optimizers
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import mesh as mesh_lib
@@ -221,7 +222,7 @@ def by_name(tree):
   """A tree of any layout as the unrolled model has it, by path."""
   result = {}
   for path, x in jax.tree_util.tree_leaves_with_path(jax.device_get(tree)):
-    names, is_stacked = layouts.layer_names(path, x)
+    names, is_stacked = stack.layer_names(path, x)
     result |= zip(names, x if is_stacked else [x], strict=True)
   return result
 

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from vit_jax.config import registry as config_registry
 from vit_jax.models import fields as fields_lib
 from vit_jax.models import initializers
-from vit_jax.models import layouts
 from vit_jax.models import registry
 from vit_jax.models import zoo
 from vit_jax.models.registry import KEYS as KEYS
@@ -356,5 +355,7 @@ def _init(
   if model.initializers == initializers.MIMETIC:
     mimetic = config_registry.wing('vit_jax.models.mimetic:mimetic')
     params = mimetic(params, jax.random.fold_in(key, 1))
-  # Parameters of layers that are not equal are unrolled already.
-  return params if model.scan else layouts.unstack_layers(params)
+  if model.scan or 'blocks' not in params:  # of layers that are not equal
+    return params
+  unstack = config_registry.wing('vit_jax.models.layouts:unstack_layers')
+  return dict(unstack(params))

@@ -19,7 +19,7 @@ from vit_jax.config import registry
 from vit_jax.models import dropout
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
-from vit_jax.models import remat
+from vit_jax.models import stack
 from vit_jax.models.context import Context
 from vit_jax.models.dropout import Purpose
 
@@ -34,7 +34,7 @@ GELU = fields.unseen(choices=tuple(GELUS))
 
 def keep(x: jax.Array) -> jax.Array:
   """Marks a result that is not recomputed with remat='products'."""
-  return checkpoint_name(x, remat.PRODUCTS)
+  return checkpoint_name(x, stack.PRODUCTS)
 
 
 class LayerNorm(nn.Module):
@@ -131,7 +131,7 @@ class Mlp(nn.Module):
     )
 
     def finish(mlp: Mlp, y: jax.Array, context: Context) -> jax.Array:
-      y = checkpoint_name(mlp.activate(y), remat.ACTIVATED)
+      y = checkpoint_name(mlp.activate(y), stack.ACTIVATED)
       y = drop(y, self.dropout_rate, Purpose.MLP_HIDDEN, context)
       if self.hidden_norm:
         y = mlp.norm(y)
@@ -139,7 +139,7 @@ class Mlp(nn.Module):
       return drop(y, self.dropout_rate, Purpose.MLP_OUTPUT, context)
 
     if context.remat == 'activations':
-      finish = remat.activations(finish)
+      finish = stack.activations(finish)
     return finish(self, keep(dense(self.width, name='up')(x)), context)
 
 

@@ -70,7 +70,7 @@ class Context(flax.struct.PyTreeNode):
       gradient is theirs.
     captures: Names of what the caller asks for, as 'attention'.
     remat: What the backward pass recomputes within the layer, a policy of
-      `remat.POLICIES` but 'auto'.
+      `stack.POLICIES` but 'auto'.
     previous: What the layer before returned beside its tokens; {} where layers
       are scanned.
     outputs: What this layer returns beside its tokens.

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
-from vit_jax.models import remat as remat_lib
 from vit_jax.models import stack
 from vit_jax.models.block import LayerNorm
 from vit_jax.models.context import Context
@@ -46,7 +45,7 @@ class Encoder(nn.Module):
   dropout_rate: Annotated[float, fields.RATE] = 0.0
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
   scan: Annotated[bool, fields.EXECUTION] = False
-  remat: Annotated[str, remat_lib.FIELD] = 'auto'
+  remat: Annotated[str, stack.REMAT] = 'auto'
   dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
 
   @property

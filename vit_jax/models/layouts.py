@@ -1,7 +1,6 @@
 """Parameters of layers, unrolled or stacked: one form from the other.
 
-An unrolled stack of layers has its parameters in `blocks_0`, `blocks_1`, ...; a
-scanned stack in `blocks`, with a leading axis of depth.
+`stack` has both forms.
 """
 
 from collections.abc import Mapping
@@ -10,6 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from vit_jax.models import stack
 
 
 def stack_layers(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -22,11 +23,11 @@ def stack_layers(params: Mapping[str, Any]) -> dict[str, Any]:
   names.sort(key=lambda name: int(name.removeprefix('blocks_')))
   stacked = {k: v for k, v in params.items() if k not in names}
 
-  def stack(*layers: Any) -> Any:
+  def join(*layers: Any) -> Any:
     is_host = all(isinstance(x, np.ndarray) for x in layers)
     return np.stack(layers) if is_host else jnp.stack(layers)
 
-  stacked['blocks'] = jax.tree.map(stack, *(params[name] for name in names))
+  stacked['blocks'] = jax.tree.map(join, *(params[name] for name in names))
   return stacked
 
 
@@ -56,25 +57,13 @@ def relayout(tree: Any, target: Any) -> Any:
   """
   layers = {}
   for path, x in jax.tree_util.tree_leaves_with_path(tree):
-    names, is_stacked = layer_names(path, x)
+    names, is_stacked = stack.layer_names(path, x)
     for i, name in enumerate(names):
       layers[name] = x[i] if is_stacked else x
 
   def gather(path: tuple[Any, ...], like: Any) -> Any:
-    names, is_stacked = layer_names(path, like)
+    names, is_stacked = stack.layer_names(path, like)
     arrays = [layers[name] for name in names]
     return jnp.stack(arrays) if is_stacked else arrays[0]
 
   return jax.tree_util.tree_map_with_path(gather, target)
-
-
-def layer_names(path: tuple[Any, ...], x: Any) -> tuple[list[str], bool]:
-  """Returns the unrolled paths of an array, and whether it is a stack."""
-  parts = jax.tree_util.keystr(path, simple=True, separator='/').split('/')
-  if 'blocks' not in parts:
-    return ['/'.join(parts)], False
-  i = parts.index('blocks')
-  return [
-    '/'.join([*parts[:i], f'blocks_{layer}', *parts[i + 1 :]])
-    for layer in range(x.shape[0])
-  ], True

@@ -16,6 +16,7 @@ from vit_jax.config.errors import one_line
 from vit_jax.config.errors import UserError
 from vit_jax.models import fields
 from vit_jax.models import listing
+from vit_jax.models import refusals
 from vit_jax.models import registry
 from vit_jax.models import zoo
 
@@ -97,7 +98,7 @@ def _around(
 
 def unknown_field(
   module: type[nn.Module], name: str, keys: Sequence[str]
-) -> fields.UnknownFieldError:
+) -> refusals.UnknownFieldError:
   """Returns the error about a key that a model of a class has not."""
   options, hint = listing.all_options(), ''
   matches = difflib.get_close_matches(name, [*registry.KEYS, *options], 1, 0.7)
@@ -105,7 +106,7 @@ def unknown_field(
   if option in options and (option == name or option not in registry.KEYS):
     kind, part = options[option]
     hint = f"{option!r} is an option of a part: {kind}='{part}({option}=...)'"
-  return fields.UnknownFieldError(module, name, keys, hint)
+  return refusals.UnknownFieldError(module, name, keys, hint)
 
 
 def check_options(

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import embedding
-from vit_jax.models import fields
+from vit_jax.models import refusals
 from vit_jax.models.context import Context
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def context(model: vit.ViT, context: Context, count: int) -> Context:
     ),
     'causal=True': getattr(attention, 'causal', False),
   }
-  fields.refuse(wrong, 'several images in a sequence do not go with {}')
+  refusals.refuse(wrong, 'several images in a sequence do not go with {}')
   owner, _ = embedding.owners(grids, count)
   number = grids.shape[1]
   return context.replace(

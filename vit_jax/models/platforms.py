@@ -4,7 +4,7 @@ from typing import Any
 
 from vit_jax import models
 from vit_jax.config import parts
-from vit_jax.models import remat
+from vit_jax.models import stack
 from vit_jax.models.parts import kernels
 
 
@@ -14,7 +14,7 @@ def choose(config: Any, platform: str) -> Any:
   if not hasattr(model, 'block'):
     return config
   result = without_kernel(config)
-  result.model.remat = remat.on_platform(platform, model.scan, model.remat)
+  result.model.remat = stack.on_platform(platform, model.scan, model.remat)
   attention = models.attention_part(model)
   implementation = getattr(attention, 'implementation', None)
   if implementation is not None:

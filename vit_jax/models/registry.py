@@ -241,7 +241,8 @@ def build_model(module: type[_Model], **values: Any) -> _Model:
   is_free = any(is_own(type(part)) for part in inner)
   for name in chosen:
     if name not in names and not (is_free and name in {*KEYS} - {*PARTS}):
-      raise fields.UnknownFieldError(module, name, sorted(names))
+      unknown = registry.wing('vit_jax.models.refusals:UnknownFieldError')
+      raise unknown(module, name, sorted(names))
   return model
 
 

@@ -22,7 +22,6 @@ from vit_jax.config import registry
 from vit_jax.models import dropout
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
-from vit_jax.models import remat as remat_lib
 from vit_jax.models import stack
 from vit_jax.models.block import LayerNorm
 from vit_jax.models.block import scoped
@@ -63,7 +62,7 @@ class ViT(nn.Module):
     initializers: Initial values, a name in `initializers.INITIALIZERS`.
     scan: Whether one layer is compiled and run L times by `nn.scan`, with
       parameters stacked on a leading axis; the function is the same.
-    remat: Values that the backward pass recomputes, one of `remat.POLICIES`.
+    remat: Values that the backward pass recomputes, one of `stack.POLICIES`.
     dtype: Type in which layers compute. Parameters, the statistics of norms,
       the softmax of attention and logits are float32.
   """
@@ -87,7 +86,7 @@ class ViT(nn.Module):
   patch_dropout: Annotated[float, fields.RATE] = 0.0
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
   scan: Annotated[bool, fields.EXECUTION] = False
-  remat: Annotated[str, remat_lib.FIELD] = 'auto'
+  remat: Annotated[str, stack.REMAT] = 'auto'
   dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
 
   def __call__(

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import optax
 
-from vit_jax.models import layouts
+from vit_jax.models import stack
 
 Axes = tuple[int, ...]
 
@@ -85,5 +85,5 @@ def _map_layers(fn: Callable[..., Any], *args: Any) -> Any:
 def _axes(tree: Any) -> Any:
   """Returns 0 for arrays of stacked layers, and None for others."""
   return jax.tree_util.tree_map_with_path(
-    lambda path, x: 0 if layouts.layer_names(path, x)[1] else None, tree
+    lambda path, x: 0 if stack.layer_names(path, x)[1] else None, tree
   )

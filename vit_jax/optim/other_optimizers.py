@@ -13,7 +13,7 @@ from optax import contrib
 
 from vit_jax import config as config_lib
 from vit_jax.config import options
-from vit_jax.models import layouts
+from vit_jax.models import stack
 from vit_jax.optim import arrays
 from vit_jax.optim import optimizers
 from vit_jax.optim import rules
@@ -184,7 +184,7 @@ def _muon_or_adam(params: Any) -> Any:
   """Labels each parameter 'muon' or 'adam'."""
 
   def choose(path: tuple[Any, ...], x: Any) -> str:
-    name = layouts.layer_names(path, x)[0][0]
+    name = stack.layer_names(path, x)[0][0]
     is_hidden = re.search(r'\bblocks_\d+/.*kernel$', name)
     return 'muon' if is_hidden else 'adam'
 

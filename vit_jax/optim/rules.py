@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax.models import layouts
+from vit_jax.models import stack
 
 # Parameters before the first layer, for layer_decay. All other parameters
 # outside the layers count as after the last layer.
@@ -106,7 +106,7 @@ class Rules:
     return jax.tree_util.tree_map_with_path(scaled, updates)
 
   def _layer_parameters(self, path: tuple[Any, ...], x: Any) -> list[Parameter]:
-    return [self.parameters[name] for name in layouts.layer_names(path, x)[0]]
+    return [self.parameters[name] for name in stack.layer_names(path, x)[0]]
 
 
 def merge(trained: Any, params: Any) -> Any:
@@ -175,7 +175,7 @@ def make(
   sizes: dict[str, int] = {}
   is_stacked = False
   for path, x in jax.tree_util.tree_leaves_with_path(params):
-    names, is_stack = layouts.layer_names(path, x)
+    names, is_stack = stack.layer_names(path, x)
     sizes |= dict.fromkeys(names, x.size // len(names))
     is_stacked |= is_stack
   depth = 1 + max(_layer(name, -1) for name in sizes)
@@ -288,7 +288,7 @@ def per_array(params: Any, value: Callable[[str], float]) -> Any:
   """
 
   def array_value(path: tuple[Any, ...], x: Any) -> Any:
-    return _per_layer([value(n) for n in layouts.layer_names(path, x)[0]], x)
+    return _per_layer([value(n) for n in stack.layer_names(path, x)[0]], x)
 
   return jax.tree_util.tree_map_with_path(array_value, params)
 

@@ -21,6 +21,7 @@ from vit_jax import objectives
 from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.models import layouts
+from vit_jax.models import stack
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import program as program_lib
@@ -248,7 +249,7 @@ def _by_path(tree: Any) -> _Summary:
   names: list[str] = []
   summaries = []
   for path, x in jax.tree_util.tree_leaves_with_path(tree):
-    layers, is_stacked = layouts.layer_names(path, x)
+    layers, is_stacked = stack.layer_names(path, x)
     names += layers
     summaries.append(_look(x, range(is_stacked, x.ndim)))
   bad, largest = (

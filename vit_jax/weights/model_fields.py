@@ -6,7 +6,7 @@ from typing import Any
 
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.models import fields
+from vit_jax.models import refusals
 
 
 def create_model(
@@ -24,7 +24,7 @@ def explained() -> Iterator[None]:
     yield
   except ValueError as e:
     reason = config_lib.one_line(e)
-    if isinstance(e, fields.UnknownFieldError):
+    if isinstance(e, refusals.UnknownFieldError):
       field_meant = config_lib.wing('vit_jax.config.synonyms:field_meant')
       hint = field_meant(e.name, e.field_names)
       reason = f'{e.problem}: {hint}' if hint else reason

@@ -10,6 +10,7 @@ import pytest
 import small_models
 
 from vit_jax import models
+from vit_jax.models import layouts
 from vit_jax.models.parts import fused_attention
 from vit_jax.models.parts import rotary
 
@@ -113,7 +114,7 @@ def test_kept_patches_are_rotated_by_their_own_positions(kind):
   for i in range(2):
     alone = tokens(model, params, images()[i : i + 1], kept=kept[i : i + 1])
     np.testing.assert_allclose(batched[i], alone[0], atol=2e-5)
-  stacked = models.layouts.stack_layers(params)
+  stacked = layouts.stack_layers(params)
   scanned = tokens(model.clone(scan=True), stacked, images(), kept=kept)
   np.testing.assert_allclose(scanned, batched, atol=2e-5)
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from vit_jax.models import context as context_lib
 from vit_jax.models import fields
+from vit_jax.models import refusals
 from vit_jax.models.block import Block
 from vit_jax.models.block import drop
 from vit_jax.models.block import scoped
@@ -62,7 +63,7 @@ class Parallel(Block):
       "mlp='experts'": hasattr(self.mlp, 'routes_tokens'),
       'layer_scale_mlp=False: they have one scale': not self.layer_scale_mlp,
     }
-    fields.refuse(wrong, "block='parallel' does not go with {}")
+    refusals.refuse(wrong, "block='parallel' does not go with {}")
 
   @nn.compact
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:
@@ -107,7 +108,7 @@ class Branches(Block):
         not getattr(x, 'shared', True) for x in model.positions
       ),
     }
-    fields.refuse(wrong, "block='branches' does not go with {}")
+    refusals.refuse(wrong, "block='branches' does not go with {}")
 
   @nn.compact
   def __call__(self, x: jax.Array, context: Context) -> jax.Array:

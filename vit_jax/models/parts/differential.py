@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import attention
-from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
+from vit_jax.models import refusals
 from vit_jax.models.attention import QKV
 from vit_jax.models.context import Context
 from vit_jax.models.parts import positions
@@ -38,7 +38,7 @@ class Differential(attention.Attention):
       f'heads of {channels} channels, which have no halves': channels % 2,
       "initializers='mimetic'": self.initializers == initializers_lib.MIMETIC,
     }
-    fields.refuse(wrong, "attention='differential' does not go with {}")
+    refusals.refuse(wrong, "attention='differential' does not go with {}")
 
   def prepare(
     self, query: jax.Array, key: jax.Array, value: jax.Array, context: Context

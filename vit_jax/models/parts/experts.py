@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from vit_jax.models import dropout
 from vit_jax.models import fields
 from vit_jax.models import initializers
+from vit_jax.models import refusals
 from vit_jax.models.block import keep
 from vit_jax.models.context import Context
 
@@ -299,7 +300,7 @@ class Experts(nn.Module):
         attention, 'causal', False
       ),
     }
-    fields.refuse(wrong, f"mlp='experts({self.count})' does not go with {{}}")
+    refusals.refuse(wrong, f"mlp='experts({self.count})' does not go with {{}}")
     wrong = {
       f'layers is {numbers}: write different numbers from 1 to the depth,'
       f' {depth}': len({*numbers}) < len(numbers)
@@ -309,7 +310,7 @@ class Experts(nn.Module):
         not self.routed_layers(depth)
       ),
     }
-    fields.refuse(wrong, "mlp='experts': {}")
+    refusals.refuse(wrong, "mlp='experts': {}")
 
   def at_layer(self, layer: int, depth: int) -> nn.Module:
     """Returns the MLP of a layer, with experts or without."""

@@ -39,7 +39,7 @@ from jax.interpreters import mlir
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from vit_jax.models import fields
+from vit_jax.models import refusals
 from vit_jax.models.attention import Attention
 from vit_jax.models.attention import Projection
 from vit_jax.models.block import keep
@@ -202,7 +202,7 @@ def refusal(
     'axes of the mesh are explicit': math.prod(explicit) > 1,
     f'{shape} with {num_heads} heads does not fit a chip': not does_fit,
   }
-  return fields.first_reason(reasons)
+  return refusals.first_reason(reasons)
 
 
 def fits(

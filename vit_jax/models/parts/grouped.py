@@ -12,10 +12,12 @@ import jax.numpy as jnp
 from vit_jax.models import attention
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
+from vit_jax.models import refusals
 from vit_jax.models.attention import QKV
 from vit_jax.models.block import keep
 from vit_jax.models.context import Context
 from vit_jax.models.parts import as_class
+from vit_jax.models.parts import separate
 
 
 class Grouped(attention.Attention):
@@ -43,7 +45,7 @@ class Grouped(attention.Attention):
       f'full_layers={full}, first and last, are all layers of'
       f' depth={model.depth}: choose fewer': 2 * full >= model.depth,
     }
-    fields.refuse(wrong, "attention='grouped': {}")
+    refusals.refuse(wrong, "attention='grouped': {}")
     is_mimetic = self.initializers == initializers_lib.MIMETIC
     wrong = {
       'key_bias=False': not self.key_bias,
@@ -52,7 +54,7 @@ class Grouped(attention.Attention):
       ),
       "initializers='mimetic'": is_mimetic,
     }
-    fields.refuse(wrong, "attention='grouped' does not go with {}")
+    refusals.refuse(wrong, "attention='grouped' does not go with {}")
 
   def at_layer(self, layer: int, depth: int) -> attention.Attention:
     """Returns the attention of a layer."""
@@ -82,7 +84,7 @@ class _Projection(nn.Module):
     queries = dense((heads, size), kernel_init=init, name='query')
     pairs = dense(
       (2, key_heads, size),
-      kernel_init=initializers_lib.separate(init, 2),
+      kernel_init=separate(init, 2),
       name='key_value',
     )
     query = keep(queries(x[:, :num_queries]))

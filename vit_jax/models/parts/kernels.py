@@ -26,7 +26,7 @@ import jax
 from jax.experimental import layout
 import jax.numpy as jnp
 
-from vit_jax.models import fields
+from vit_jax.models import refusals
 from vit_jax.models.block import LayerNorm
 from vit_jax.models.parts import norms
 
@@ -79,7 +79,7 @@ def _refusal(
   drops = context.train and attention.dropout_rate > 0
   name = type(attention).__name__
   normalizes = attention.qk_norm and is_fused
-  reason = fields.first_reason(
+  reason = refusals.first_reason(
     {
       f'it does not compute {name}': kernel not in attention.supported,
       'keys are returned': 'keys' in context.captures,

@@ -20,6 +20,7 @@ import numpy as np
 from vit_jax.models import context as context_lib
 from vit_jax.models import fields
 from vit_jax.models import projection
+from vit_jax.models import refusals
 from vit_jax.models.block import Block
 from vit_jax.models.context import Context
 from vit_jax.models.parts import positions
@@ -103,7 +104,9 @@ class Merging(Block):
         self.attention, 'causal', False
       ),
     }
-    fields.refuse(wrong, f"block='merging({self.merge})' does not go with {{}}")
+    refusals.refuse(
+      wrong, f"block='merging({self.merge})' does not go with {{}}"
+    )
 
   def at_layer(self, layer: int, depth: int) -> Block:
     """Returns the block of a layer."""

@@ -18,6 +18,7 @@ from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import packing
 from vit_jax.models.context import Context
+from vit_jax.models.parts import separate
 
 
 class TokenAndMean(nn.Module):
@@ -119,7 +120,7 @@ class Map(nn.Module):
     key_value = nn.DenseGeneral(
       (2, *heads),
       use_bias=self.bias,
-      kernel_init=initializers_lib.separate(starts.kernel, 2),
+      kernel_init=separate(starts.kernel, 2),
       dtype=self.dtype,
       name='key_value',
     )(x)  # [B, T, 2, H, K]

@@ -21,7 +21,7 @@ from vit_jax.models import listing
 from vit_jax.models import registry
 from vit_jax.models import values as values_lib
 from vit_jax.models import vit
-from vit_jax.models.fields import UnknownFieldError
+from vit_jax.models.refusals import UnknownFieldError
 from vit_jax.weights import fit
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
