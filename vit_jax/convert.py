@@ -61,8 +61,9 @@ from absl import logging
 
 from vit_jax import cli
 from vit_jax import tables
-from vit_jax.config import check_local
 from vit_jax.config import UserError
+from vit_jax.config.addresses import check_local
+from vit_jax.data import kinds as kinds_lib
 
 if TYPE_CHECKING:
   import ml_collections
@@ -247,7 +248,6 @@ def _whole_params(
 ) -> 'objective_tables.ObjectiveTable':
   """Returns how a format stores what a run has beside its model."""
   from vit_jax import objectives
-  from vit_jax.data import features
   from vit_jax.weights.formats import objective_tables
 
   config, stored = loaded.trained_with, loaded.preprocess.features
@@ -255,7 +255,7 @@ def _whole_params(
     raise UserError(
       f'{loaded.origin.path} has nothing beside its model: leave --whole out'
     )
-  stored_features = {key: features.from_dict(x) for key, x in stored.items()}
+  stored_features = {key: kinds_lib.from_dict(x) for key, x in stored.items()}
   foreign = objective_tables.table(
     objectives.create(config, stored_features), name
   )

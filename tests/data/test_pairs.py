@@ -18,6 +18,7 @@ from vit_jax import data
 from vit_jax.config import UserError
 from vit_jax.data import class_areas
 from vit_jax.data import features
+from vit_jax.data import kinds as kinds_lib
 from vit_jax.data import survey
 from vit_jax.data import target_kinds
 from vit_jax.data.device import views
@@ -86,7 +87,7 @@ def test_layouts(tmp_path, train, val, palette):
     'map': target_kinds.SegmentationMap(CLASSES),
   }
   stored = json.loads(json.dumps(source.features['map'].to_dict()))
-  assert features.from_dict(stored) == source.features['map']
+  assert kinds_lib.from_dict(stored) == source.features['map']
   assert len(source) == 2 and source.classes == CLASSES
   ids = {source.id(i) for i in range(2)}
   assert {re.split('[/.]', x)[-2] for x in ids} == {'1', '2'}

@@ -15,6 +15,7 @@ import pytest
 
 import vit_jax
 from vit_jax import data
+from vit_jax.data.host import crop_modes
 from vit_jax.data.host import geometry
 from vit_jax.weights.formats import export
 
@@ -131,7 +132,7 @@ def test_sizes_follow_the_fraction(from_timm, crop_pct):
     assert geometry.eval_crop(config).resize == math.floor(side / crop_pct)
 
 
-@pytest.mark.parametrize('mode', geometry.CROP_MODES)
+@pytest.mark.parametrize('mode', crop_modes.CROP_MODES)
 @pytest.mark.parametrize('interpolation', geometry.INTERPOLATIONS)
 def test_pixels_of_the_timm_that_is_installed(
   from_timm, jpegs, mode, interpolation

@@ -5,7 +5,7 @@ import pytest
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax.data import cache as cache_lib
-from vit_jax.data import digits
+from vit_jax.data import made
 
 
 def make_config(**settings) -> ml_collections.ConfigDict:
@@ -55,7 +55,7 @@ def test_a_scene_depends_on_split_and_position_alone():
 
 
 def test_no_digit_is_in_both_splits():
-  parts = digits.train_and_test()
+  parts = made.digits_in_two()
   train, test = ({x.tobytes() for x in parts[k][0]} for k in ('train', 'test'))
   assert train and test and not train & test
 

@@ -13,8 +13,8 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import evaluate
 from vit_jax.config import UserError
-from vit_jax.data import features
 from vit_jax.data import input_kinds
+from vit_jax.data import kinds as kinds_lib
 from vit_jax.data import spectrogram
 from vit_jax.data import tones
 from vit_jax.data.device import clips
@@ -237,7 +237,7 @@ def test_a_stream_of_unknown_length_is_read(tmp_path):
 
 def test_what_a_feature_stores_comes_back():
   audio = input_kinds.Audio((98, 64), mels=64, hop_ms=5.0, resample=False)
-  assert features.from_dict(audio.to_dict()) == audio
+  assert kinds_lib.from_dict(audio.to_dict()) == audio
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ from vit_jax import data
 from vit_jax import evaluate
 from vit_jax.config import UserError
 from vit_jax.data import cache
-from vit_jax.data import features
 from vit_jax.data import input_kinds
+from vit_jax.data import kinds as kinds_lib
 from vit_jax.data import moving_digits
 from vit_jax.data.device import views
 from vit_jax.data.host import levels
@@ -219,7 +219,7 @@ def test_bad_files_are_named(name, change, message, tmp_path):
 
 def test_what_a_feature_stores_comes_back():
   video = input_kinds.Video(None, 3, 2, 'pad')
-  assert features.from_dict(video.to_dict()) == video
+  assert kinds_lib.from_dict(video.to_dict()) == video
   assert video.span(4) == 7
 
 

@@ -15,6 +15,7 @@ from vit_jax.explore import model_pictures
 from vit_jax.explore import prediction_pictures
 from vit_jax.plots import canvas
 from vit_jax.plots import charts
+from vit_jax.plots import sheet
 from vit_jax.plots import style as style_lib
 from vit_jax.plots import tiles
 from vit_jax.runs import workdir as workdir_lib
@@ -37,11 +38,11 @@ def test_pixels_are_what_was_normalised():
 def test_colours_of_any_channels():
   grey = np.array([[[0.0], [0.5]]])
   np.testing.assert_array_equal(
-    tiles.to_rgb(grey), [[[0, 0, 0], [128, 128, 128]]]
+    sheet.to_rgb(grey), [[[0, 0, 0], [128, 128, 128]]]
   )
   clear = np.array([[[1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 1.0]]])
   np.testing.assert_array_equal(
-    tiles.to_rgb(clear), [[[255, 255, 255], [255, 0, 0]]]
+    sheet.to_rgb(clear), [[[255, 255, 255], [255, 0, 0]]]
   )
 
 
@@ -79,12 +80,12 @@ def test_images_are_evenly_spread():
 
 def test_groups_stay_together():
   groups = [[i, -i] for i in range(1, 6)]
-  assert tiles.grouped(groups, 5) == [
+  assert sheet.grouped(groups, 5) == [
     [1, -1, 2, -2],
     [3, -3, 4, -4],
     [5, -5, None, None],
   ]
-  assert tiles.grouped(groups[:1], 1) == [[1, -1]]
+  assert sheet.grouped(groups[:1], 1) == [[1, -1]]
 
 
 def extents(figure):

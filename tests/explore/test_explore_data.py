@@ -19,7 +19,7 @@ from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.explore import __main__ as explore
 from vit_jax.explore import inputs
-from vit_jax.plots import style
+from vit_jax.plots import class_colours
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import model_inputs
 from vit_jax.train import step as step_lib
@@ -146,7 +146,7 @@ def test_label_maps_are_beside_their_images():
   assert lettering.shows(pixels, 'background')
   names = actual.features['map'].names
   for i in set(np.unique(labels).tolist()) - {0} & set(range(len(names))):
-    colour = style.label_colours(names)[i]
+    colour = class_colours.label_colours(names)[i]
     assert (pixels == colour).all(axis=-1).sum() > 100
 
 

@@ -18,7 +18,7 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import objectives
 from vit_jax.config import UserError
-from vit_jax.data import features as features_lib
+from vit_jax.data import kinds as kinds_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.explore import attention
 from vit_jax.explore import examples as examples_lib
@@ -51,7 +51,7 @@ def columns_of(path):
   vit = vit_jax.load(path)
   kinds = vit.preprocess.features.items()
   objective = objectives.create(
-    vit.trained_with, {k: features_lib.from_dict(x) for k, x in kinds}
+    vit.trained_with, {k: kinds_lib.from_dict(x) for k, x in kinds}
   )
   params = subtrees.joined(
     vit.params, vit.preprocess.trunk, vit.objective_params

@@ -18,7 +18,7 @@ from vit_jax.data import features
 from vit_jax.models.parts import relative
 from vit_jax.objectives import beit
 from vit_jax.objectives import block_masks
-from vit_jax.train import initial as train_initial
+from vit_jax.train import experiment
 from vit_jax.weights import initial
 from vit_jax.weights.formats import export
 
@@ -48,7 +48,7 @@ def _objective(case, loaded):
   config.model.mask_token = True
   config.model.num_classes = 0
   initial.fill(config, loaded)
-  train_initial.fill(config)
+  experiment.fill_unset(config)
   objectives.fill_options(config)
   image_feature = {'image': features.Image(loaded.position_size)}
   objective = objectives.create(config, image_feature)

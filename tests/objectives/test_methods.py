@@ -19,8 +19,10 @@ from vit_jax import evaluate
 from vit_jax import objectives
 from vit_jax.config import UserError
 from vit_jax.data import features
+from vit_jax.data import kinds as kinds_lib
 from vit_jax.data import sources
 from vit_jax.data import target_kinds
+from vit_jax.objectives import trained
 from vit_jax.predict import __main__ as predict
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
@@ -93,6 +95,16 @@ def test_loaded_and_looked_into(finished, capsys, tmp_path):
     np.testing.assert_allclose(actual, outputs['numbers'][0], atol=1e-4)
   else:
     assert {x['class'] for x in answer['predictions']} <= set(names)
+
+
+def test_a_key_that_changes_no_parameter_reaches_the_method(method_run):
+  path, images = method_run('mae'), np.zeros((8, 8), np.uint8)
+  vit = vit_jax.load(path, layer_norm_epsilon=0.5)
+  objective, _ = trained.restored(vit)
+  assert objective.config.model.layer_norm_epsilon == 0.5
+  changed, plain = vit.outputs(images), vit_jax.load(path).outputs(images)
+  for name, values in plain.items():
+    assert not np.allclose(changed[name], values), name
 
 
 def test_metrics_are_scikit_learns():
@@ -180,6 +192,6 @@ def test_features_of_json():
     target_kinds.Number(('x', 'y')),
   ):
     stored = json.loads(json.dumps(feature.to_dict()))
-    assert features.from_dict(stored) == feature
+    assert kinds_lib.from_dict(stored) == feature
   with pytest.raises(UserError, match='describes no feature'):
-    features.from_dict({'kind': 'Smell'})
+    kinds_lib.from_dict({'kind': 'Smell'})

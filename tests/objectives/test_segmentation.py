@@ -23,7 +23,7 @@ from vit_jax.explore import pictures as explore
 from vit_jax.models import setr
 from vit_jax.objectives import segmentation
 from vit_jax.objectives import segmenter
-from vit_jax.plots import style
+from vit_jax.plots import class_colours
 from vit_jax.predict import __main__ as predict
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
@@ -299,7 +299,7 @@ def test_maps_of_images_of_any_size(flags, finished, tmp_path, capsys, caplog):
     np.testing.assert_allclose(shares, counts)
     colours = cv2.imread(str(output / f'{i}.colour.png'))[..., ::-1]
     names = ['background', *map(str, range(10))]
-    expected = style.label_colours(names)[labels]
+    expected = class_colours.label_colours(names)[labels]
     np.testing.assert_array_equal(colours, expected)
     assert cv2.imread(str(output / f'{i}.overlay.png')).shape == colours.shape
   args = f'--from={finished}', folder / '0.png', f'--output={output}', '--top=2'

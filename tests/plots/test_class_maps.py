@@ -2,12 +2,13 @@
 
 import numpy as np
 
+from vit_jax.plots import class_colours
 from vit_jax.plots import class_maps
+from vit_jax.plots import sheet
 from vit_jax.plots import style
-from vit_jax.plots import tiles
 
 NAMES = ['background', 'cat', 'dog']
-COLOURS = style.label_colours(NAMES)
+COLOURS = class_colours.label_colours(NAMES)
 IMAGE = np.random.default_rng(0).integers(0, 256, (2, 3, 3), np.uint8)
 LABELS = np.array([[0, 1, 2], [1, 255, 0]])
 PREDICTED = np.array([[0, 1, 1], [0, 2, 0]])
@@ -38,7 +39,7 @@ def test_the_background_of_an_overlay_is_the_image():
 
 
 def test_a_map_is_resized_without_new_colours():
-  large = tiles.fit(COLOURS[PREDICTED], (35, 50), mixes=False)
+  large = sheet.fit(COLOURS[PREDICTED], (35, 50), mixes=False)
   assert large.shape == (35, 50, 3)
   assert {*map(tuple, large.reshape(-1, 3).tolist())} <= {
     *map(tuple, COLOURS.tolist())

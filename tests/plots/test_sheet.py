@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from vit_jax.config import UserError
+from vit_jax.plots import class_colours
 from vit_jax.plots import paper
+from vit_jax.plots import scales
 from vit_jax.plots import sheet
 from vit_jax.plots import style
 from vit_jax.plots import tiles
@@ -39,9 +41,9 @@ def test_heads_captions_names_and_scale_are_written():
     [sheet.Tile(noise(0), name), sheet.Tile(noise(1), 'six\n79%')]
     for name in ('cat', 'dog')
   ]
-  colours = style.class_colours(2)
+  colours = class_colours.class_colours(2)
   pixels = sheet.draw(
-    tiles.grouped(groups, 4),
+    sheet.grouped(groups, 4),
     title='Title',
     heads=['image', 'head 1'],
     names=['row 3'],
@@ -138,16 +140,16 @@ def test_names_in_any_script():
   ],
 )
 def test_a_scale_has_round_numbers_and_its_ends(limits, numbers):
-  places = sheet.ticks(*limits)
-  assert ' '.join(map(sheet.number, places)) == numbers
+  places = scales.ticks(*limits)
+  assert ' '.join(map(scales.number, places)) == numbers
 
 
 def test_colours_of_classes():
-  few, many = style.class_colours(3), style.class_colours(150)
+  few, many = class_colours.class_colours(3), class_colours.class_colours(150)
   np.testing.assert_array_equal(few, many[:3])
   taken = [*many.tolist(), list(style.rgb(style.BACKGROUND))]
   assert len({*map(tuple, taken)}) == 151
-  colours = style.label_colours(['background', 'cat', 'dog'])
+  colours = class_colours.label_colours(['background', 'cat', 'dog'])
   np.testing.assert_array_equal(colours[1:], few[:2])
   assert tuple(colours[0]) == style.rgb(style.BACKGROUND)
 

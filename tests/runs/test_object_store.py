@@ -10,7 +10,7 @@ import fsspec
 import pytest
 import tiny
 
-from vit_jax.config import errors
+from vit_jax.config import addresses
 from vit_jax.config import UserError
 from vit_jax.runs import object_store
 from vit_jax.runs import restoring
@@ -34,7 +34,7 @@ class Stop(hooks.Hook):
 def make_store(tmp_path, monkeypatch):
   """The file system of a new address, and the address."""
   monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path / 'cache'))
-  monkeypatch.setitem(errors.STORES, 'memory', 'fsspec')
+  monkeypatch.setitem(addresses.STORES, 'memory', 'fsspec')
   return fsspec.filesystem('memory'), f'memory://{tmp_path.name}/run'
 
 

@@ -17,6 +17,7 @@ import tiny
 
 from vit_jax.config import UserError
 from vit_jax.runs import logs
+from vit_jax.runs import metrics_file
 from vit_jax.runs import reporting
 
 
@@ -164,7 +165,7 @@ def test_cut_back_drops_what_is_no_metric(tmp_path):
   path = tmp_path / 'metrics.jsonl'
   good = '{"step": 1, "a": 2}\n'
   path.write_bytes(b'\xff\n[1]\n' + good.encode() + b'{"step": 2}\n{"step": 1')
-  assert reporting.cut_back(path, 1) == {'step': (1, 1), 'a': (1, 2)}
+  assert metrics_file.cut_back(path, 1) == {'step': (1, 1), 'a': (1, 2)}
   assert path.read_text() == good
 
 

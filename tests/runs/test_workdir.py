@@ -14,7 +14,7 @@ import tiny
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.runs import reporting
+from vit_jax.runs import metrics_file
 from vit_jax.runs import safe_io
 from vit_jax.runs import workdir
 from vit_jax.train import loop
@@ -133,7 +133,7 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
     with pytest.raises(UserError, match=r'^cannot read .* regular [^\n]*$'):
       safe_io.read_json(tmp_path / name)
     with pytest.raises(UserError, match=r'^cannot read .* regular [^\n]*$'):
-      list(safe_io.read_lines(tmp_path / name))
+      list(metrics_file.read_lines(tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_json_that_is_refused(content, message, tmp_path):
   ],
 )
 def test_a_line_of_metrics_that_is_damaged(line):
-  assert reporting.parse_metrics(f'{line}\n') is None
+  assert metrics_file.parse_metrics(f'{line}\n') is None
 
 
 def test_prepare_describes_each_start(tmp_path, caplog):

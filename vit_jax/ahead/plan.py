@@ -81,12 +81,12 @@ def complete(
   """
   from vit_jax import data
   from vit_jax import objectives
-  from vit_jax.train import initial
+  from vit_jax.train import experiment
   from vit_jax.train import variant
 
   config_lib.check(config)
   variant.check(config)
-  initial.check(config)
+  experiment.check_start(config)
   config = config.copy_and_resolve_references()
   objectives.fill_options(config)
   if config.model.num_classes is None:
@@ -102,8 +102,8 @@ def complete(
     config.data.source_size = source.image_shape
     config.data.bits = config.data.bits or source.bits()
   if config.model.name == config_lib.INIT_FROM:
-    initial.fill_from_checkpoint(config)
-    initial.fill(config)
+    experiment.fill_from_checkpoint(config)
+    experiment.fill_unset(config)
   return config
 
 

@@ -19,9 +19,9 @@ from vit_jax.config.keys import all_evaluations
 from vit_jax.config.keys import AUTO
 from vit_jax.config.keys import check_set
 from vit_jax.config.keys import flatten
-from vit_jax.config.keys import unknown_key
 from vit_jax.config.keys import value_at
 from vit_jax.config.options import check_interval
+from vit_jax.config.registry import wing
 
 MOST_PIXELS = 2**16  # the largest height or width of an image
 
@@ -44,7 +44,7 @@ def check(config: ml_collections.ConfigDict) -> None:
     if key.startswith('tasks.'):  # `each_task` gives configs to check
       continue
     if key not in valid_keys:
-      raise unknown_key(default(), key)
+      raise wing('vit_jax.config.synonyms:unknown_key')(default(), key)
     check_set(key, value)
   duration(config, 'optim.warmup')
   for key in ('train.duration', 'train.log_every'):

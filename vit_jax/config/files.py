@@ -26,7 +26,6 @@ from vit_jax.config.defaults import default
 from vit_jax.config.errors import one_line
 from vit_jax.config.errors import UserError
 from vit_jax.config.keys import set_value
-from vit_jax.config.keys import unknown_key
 from vit_jax.config.registry import wing
 
 # What holds configs/: the package of an installed wheel, or a checkout.
@@ -112,6 +111,7 @@ def call_file(path: str, flag: str, folder: str) -> Any:
     location = f'{path}, line {lines[-1]}' if lines else path
     problem: object = f'{type(e).__name__}: {one_line(e)}'
     if match := re.search(r'Key "(\w+)" does not exist', str(e)):
+      unknown_key = wing('vit_jax.config.synonyms:unknown_key')
       problem = unknown_key(default(), match[1])
     raise UserError(f'{location}: {problem}') from None
 

@@ -11,8 +11,6 @@ from typing import Any
 import ml_collections
 
 from vit_jax.config.defaults import default
-from vit_jax.config.defaults import evaluation
-from vit_jax.config.errors import explained
 from vit_jax.config.errors import UserError
 from vit_jax.config.registry import build
 from vit_jax.config.registry import wing
@@ -52,45 +50,6 @@ def to_dict(config: ml_collections.ConfigDict) -> dict[str, Any]:
   return json.loads(json.dumps(config.to_dict()))
 
 
-def from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
-  """Returns the config of config.json's content, typed as in `default()`."""
-  config = default()
-  stored = _object({'config': stored}, 'config')
-  tasks, entries = _object(stored, 'tasks'), [(config, stored)]
-  for name in tasks:
-    _add(config.tasks, name, wing('vit_jax.config.tasks:task')(config))
-    entries.append((config.tasks[name], _object(tasks, name)))
-  for entry, stored_entry in entries:
-    for name in _object(stored_entry, 'evals'):
-      if name not in entry.evals:
-        _add(entry.evals, name, evaluation())
-    options = _object(_object(stored_entry, 'objective'), 'options')
-    for name, value in options.items():
-      _add(entry.objective.options, name, _tuples(value))
-  for key, value in flatten({k: x for k, x in stored.items() if k != 'tasks'}):
-    set_value(config, key, value)
-  with explained('config.json does not hold a config'):
-    for key, value in flatten({'tasks': tasks}):
-      set_value(config, key, value)
-  return config
-
-
-def _object(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-  entry = holder.get(key, {})
-  if not isinstance(entry, Mapping):
-    raise UserError(
-      f'config.json does not hold a config: {key} is {reprlib.repr(entry)}, and'
-      ' must be an object'
-    )
-  return entry
-
-
-def _add(config: ml_collections.ConfigDict, name: str, value: Any) -> None:
-  # The errors: it is the name of a method; it has dots.
-  with explained('config.json does not hold a config', KeyError, ValueError):
-    config[name] = value
-
-
 def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
   """Sets one leaf by its dotted key; lists become tuples."""
   *parents, leaf = key.split('.')
@@ -103,17 +62,18 @@ def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
     is_model = [*parents[:1], *parents[2:]] == ['tasks', 'model']
     if is_model or parents[-2:] == ['objective', 'options']:
       # Keys may be added: others than these functions check them.
-      node[leaf] = _tuples(value)
+      node[leaf] = tuples(value)
       return
     if leaf not in node or isinstance(node[leaf], ml_collections.ConfigDict):
       raise KeyError(leaf)
     check_set(key, value)
     if value is not None:
-      node[leaf] = _tuples(value)
+      node[leaf] = tuples(value)
     elif node[leaf] is not None:  # ignore_type visits every key
       with node.ignore_type():
         node[leaf] = None
   except (KeyError, AttributeError):
+    unknown_key = wing('vit_jax.config.synonyms:unknown_key')
     raise unknown_key(config, key) from None
   except TypeError:
     type_name = node.get_type(leaf).__name__
@@ -123,8 +83,9 @@ def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
     ) from None
 
 
-def _tuples(value: Any) -> Any:
-  return tuple(map(_tuples, value)) if isinstance(value, list) else value
+def tuples(value: Any) -> Any:
+  """Returns a value with tuples in place of lists, as a config has it."""
+  return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
 @functools.cache
@@ -138,19 +99,6 @@ def check_set(key: str, value: Any) -> None:
   default_key = re.sub(r'^evals\.[^.]+\.', 'evals.val.', re.sub(TASK, '', key))
   if value is None and default_key not in _optional_keys():
     raise UserError(f'config.{key} is None: it must have a value')
-
-
-def unknown_key(config: ml_collections.ConfigDict, key: str) -> UserError:
-  """Returns the error for an unknown key; it suggests a similar key."""
-  names = [name for name, _ in flatten(config)]
-  suggestion = wing('vit_jax.config.synonyms:suggest')(key, names)
-  hint = suggestion or 'all keys are in vit_jax/config/defaults.py'
-  if key.startswith('model.'):
-    hint += (
-      ". Options of a part are in its text, as model.attention='attention("
-      "qk_norm=True)'"
-    )
-  return UserError(f'config has no key {key!r}: {hint}')
 
 
 def each_task(

@@ -74,3 +74,22 @@ def config_file(path: str, folder: str) -> str:
         return files.file_name(similar_path)
       return similar_path.removeprefix(root)
   return ''
+
+
+def nearby(
+  path: str,
+  exists: Callable[[str], bool] = os.path.exists,
+  otherwise: str = '',
+) -> str:
+  """Ends a message about a path that does not exist: ": did you mean 'a'?".
+
+  Args:
+    path: The path.
+    exists: Whether a path is one that would do, as `os.path.isdir`.
+    otherwise: The end if no path is similar; '': where a relative path was
+      looked for.
+  """
+  if similar_path := find(path, exists):
+    return f': did you mean {similar_path!r}?'
+  is_relative = path and not os.path.isabs(path)
+  return otherwise or (f' in {os.getcwd()}' if is_relative else '')

@@ -8,6 +8,11 @@ from collections.abc import Collection
 import difflib
 import re
 
+import ml_collections
+
+from vit_jax.config.errors import UserError
+from vit_jax.config.keys import flatten
+
 # Least similarity by difflib: 'learning_rat' has 0.96 with 'learning_rate',
 # 'epochs' 0.67 with 'eps'.
 _LEAST_SIMILARITY = 0.75
@@ -195,3 +200,16 @@ def _ask(entries: list[str], prefix: str) -> str:
       value = value.replace(' with ', f' with {prefix}')
       phrases[-1] += f', as in {prefix}{key}={value}'
   return f'did you mean {" or ".join(phrases)}?'
+
+
+def unknown_key(config: ml_collections.ConfigDict, key: str) -> UserError:
+  """Returns the error for an unknown key; it suggests a similar key."""
+  names = [name for name, _ in flatten(config)]
+  suggestion = suggest(key, names)
+  hint = suggestion or 'all keys are in vit_jax/config/defaults.py'
+  if key.startswith('model.'):
+    hint += (
+      ". Options of a part are in its text, as model.attention='attention("
+      "qk_norm=True)'"
+    )
+  return UserError(f'config has no key {key!r}: {hint}')

@@ -7,6 +7,7 @@ import ml_collections
 from vit_jax.config import keys
 from vit_jax.config.errors import explained
 from vit_jax.config.errors import UserError
+from vit_jax.config.stored import from_dict
 
 # What each task has for itself.
 _PARTS = ('data', 'augment', 'objective', 'evals')
@@ -37,7 +38,7 @@ def task(
     rate_factor: Factor of the learning rate in steps of this task.
   """
   parts = {part: keys.to_dict(config)[part] for part in _PARTS}
-  typed = keys.from_dict(parts)
+  typed = from_dict(parts)
   entry = ml_collections.ConfigDict(
     {
       'weight': float(weight),
@@ -67,9 +68,7 @@ def for_task(
   if not isinstance(entry, dict) or not set(task(config)) <= set(entry):
     raise UserError(f'config.tasks.{name} must be made by config.task(config)')
   with explained(f'config.tasks.{name}'):
-    task_config = keys.from_dict(
-      stored | {part: entry[part] for part in _PARTS}
-    )
+    task_config = from_dict(stored | {part: entry[part] for part in _PARTS})
     for key, value in entry['model'].items():
       keys.set_value(task_config, f'model.{key}', value)
   task_config.train.batch_size = (
@@ -98,4 +97,4 @@ def with_task_values(
       for key, value in values['model'].items()
       if value != stored['model'][key]
     }
-  return keys.from_dict(stored)
+  return from_dict(stored)

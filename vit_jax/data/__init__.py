@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
   from vit_jax.data.base import Source as Source
   from vit_jax.data.checks import check as check
+  from vit_jax.data.held_out import hold_out as hold_out
   from vit_jax.data.host.batches import eval_batches as eval_batches
   from vit_jax.data.host.batches import train_batches as train_batches
   from vit_jax.data.host.prefetch import Batch as Batch
   from vit_jax.data.host.prefetch import Batches as Batches
   from vit_jax.data.preprocess import Preprocess as Preprocess
-  from vit_jax.data.sources import hold_out as hold_out
   from vit_jax.data.sources import open_source as open_source
   from vit_jax.data.sources import open_split as open_split
   from vit_jax.data.splits import SplitError as SplitError
@@ -34,7 +34,7 @@ _MODULES = {
   'SplitError': 'splits',
   'check': 'checks',
   'eval_batches': 'host.batches',
-  'hold_out': 'sources',
+  'hold_out': 'held_out',
   'open_source': 'sources',
   'open_split': 'sources',
   'train_batches': 'host.batches',

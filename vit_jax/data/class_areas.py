@@ -10,9 +10,10 @@ from vit_jax.config import join_first
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import input_kinds
+from vit_jax.data import stored as stored_lib
 from vit_jax.data import target_kinds
-from vit_jax.data.host import batches
 from vit_jax.data.host import maps
+from vit_jax.data.host import threads
 
 _FEW, _FEW_SCANS = 64, 8  # maximum number of maps that a run reads as it starts
 _GROUP = 16  # maximum number of maps that threads read ahead of the counting
@@ -98,8 +99,8 @@ def check(split: str, source: base.Source, name: str) -> None:
     return count(feature.encode(labels, origin), feature)
 
   areas = ClassAreas(feature, np.zeros(len(feature.classes) + 1, np.int64), 0)
-  positions = base.sample(source, _FEW_SCANS if is_volume else _FEW)
-  for places in batches.in_threads(read, positions, at_once=_GROUP):
+  positions = stored_lib.sample(source, _FEW_SCANS if is_volume else _FEW)
+  for places in threads.in_threads(read, positions, at_once=_GROUP):
     areas = ClassAreas(feature, areas.places + places, areas.maps + 1)
     if not areas.absent():
       return

@@ -48,21 +48,6 @@ class DigitsSource(base.ArraySource):
     return cls(split, config.data.channels)
 
 
-def train_and_test() -> dict[str, tuple[np.ndarray, np.ndarray]]:
-  """Returns images [N, 8, 8] and labels [N] in two parts.
-
-  The first 80% are 'train', the others 'test', for data that are made of
-  digits. The order is by hash, so that both parts have all classes.
-  """
-  arrays = DigitsSource('train', channels=1).arrays
-  images, labels = arrays['image'][..., 0], arrays['label']
-  cut = round(0.8 * len(labels))
-  return {
-    'train': (images[:cut], labels[:cut]),
-    'test': (images[cut:], labels[cut:]),
-  }
-
-
 def _read() -> tuple[np.ndarray, np.ndarray]:
   """Returns the pixels [1797, 8, 8], 0 to 16, and the digits [1797].
 

@@ -11,7 +11,7 @@ a feature, so no layer assumes that there is a label. The usual names are
     map       SegmentationMap, the class of each pixel
     text      Text, captions
 
-Here are images and labels. `_KINDS` names the modules of the other kinds, which
+Here are images and labels. `kinds` names the modules of the other kinds, which
 say themselves how they are batched, augmented and shown.
 
 A batch is a dict of arrays [B, ...] by these names, with `index` and `valid`.
@@ -191,34 +191,6 @@ class Map(Feature, abc.ABC):
 
 
 Features = Mapping[str, Feature]
-
-_KINDS = {
-  'Image': 'vit_jax.data.features:Image',
-  'Volume': 'vit_jax.data.input_kinds:Volume',
-  'Video': 'vit_jax.data.input_kinds:Video',
-  'Audio': 'vit_jax.data.input_kinds:Audio',
-  'Label': 'vit_jax.data.features:Label',
-  'MultiLabel': 'vit_jax.data.target_kinds:MultiLabel',
-  'Number': 'vit_jax.data.target_kinds:Number',
-  'SegmentationMap': 'vit_jax.data.target_kinds:SegmentationMap',
-  'Text': 'vit_jax.data.text_kind:Text',
-}
-
-
-def from_dict(stored: Mapping[str, Any]) -> Feature:
-  """Returns the inverse of `Feature.to_dict`."""
-  fields = {
-    key: tuple(value) if isinstance(value, list) else value
-    for key, value in stored.items()
-    if key != 'kind'
-  }
-  try:
-    return config_lib.wing(_KINDS[stored['kind']])(**fields)
-  except (KeyError, TypeError):
-    raise UserError(
-      f'{stored!r} describes no feature: its kind must be one of'
-      f' {", ".join(_KINDS)}'
-    ) from None
 
 
 def image(features: Features) -> Image:

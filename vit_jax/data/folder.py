@@ -29,6 +29,7 @@ from vit_jax.data import base
 from vit_jax.data import features
 from vit_jax.data import leftovers
 from vit_jax.data import splits
+from vit_jax.data import stored as stored_lib
 from vit_jax.data.host import decode
 from vit_jax.runs import safe_io
 
@@ -62,7 +63,7 @@ class Kind:
 IMAGES = Kind()
 
 
-class FolderSource(base.Table):
+class FolderSource(stored_lib.Table):
   """The images of a split of a folder.
 
   Files are ordered by a hash of their path below the split's folder, so a slice
@@ -81,7 +82,7 @@ class FolderSource(base.Table):
     A folder or split that is not there raises a UserError, as does a class
     without a file.
     """
-    root = base.data_path(config.data.name)
+    root = stored_lib.data_path(config.data.name)
     self._frames = config_lib.sides(config.data.image_size)[0]
     self._folders = split_folders(root)
     self._prefixes = {
@@ -118,23 +119,23 @@ class FolderSource(base.Table):
     cls, config: ml_collections.ConfigDict, split: str
   ) -> base.Source:
     """Opens a split of images, of images with maps, or of scans with maps."""
-    paired = cls._find_paired(base.data_path(config.data.name))
+    paired = cls._find_paired(stored_lib.data_path(config.data.name))
     return paired.from_config(config, split) if paired else cls(config, split)
 
   @classmethod
   def check_config(cls, config: ml_collections.ConfigDict) -> None:
     """Checks that there is the folder that `config.data.name` names."""
-    _check_exists(base.data_path(config.data.name))
+    _check_exists(stored_lib.data_path(config.data.name))
 
   @classmethod
   def split_names(cls, name: str) -> list[str]:
     """Returns the splits of a folder, in order."""
-    root = base.data_path(name)
+    root = stored_lib.data_path(name)
     paired = cls._find_paired(root)
     return paired.split_names(name) if paired else list(split_folders(root))
 
   def _image(self, config: ml_collections.ConfigDict) -> features.Image:
-    return features.Image(base.source_size(config))
+    return features.Image(stored_lib.source_size(config))
 
   @classmethod
   def _find_paired(cls, root: str) -> type[base.Source] | None:

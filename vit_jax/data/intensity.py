@@ -10,11 +10,12 @@ import numpy as np
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import input_kinds
+from vit_jax.data import stored as stored_lib
 from vit_jax.data import value_window
-from vit_jax.data.host import batches
 from vit_jax.data.host import clips
 from vit_jax.data.host import decode
 from vit_jax.data.host import levels as levels_lib
+from vit_jax.data.host import threads
 
 SUGGESTED = (0.5, 99.5)  # percentiles
 _SAMPLE = 256  # maximum number of images to compute percentiles from
@@ -119,8 +120,8 @@ def count_values(
     return histogram(pixels if is_volume else pixels[..., :3], bits)
 
   total = np.zeros(2**bits, np.int64)
-  positions = base.sample(source, most)
-  for counts in batches.in_threads(count, positions):
+  positions = stored_lib.sample(source, most)
+  for counts in threads.in_threads(count, positions):
     total += counts
   return Histogram(total, len(positions))
 

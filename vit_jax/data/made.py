@@ -11,11 +11,13 @@ from typing import ClassVar
 import numpy as np
 
 from vit_jax.data import base
+from vit_jax.data import digits
+from vit_jax.data import stored as stored_lib
 
 _SEED = 0  # of all examples
 
 
-class MadeSource(base.Table):
+class MadeSource(stored_lib.Table):
   """The examples of a split, 'train' or 'test'."""
 
   kind: ClassVar[str]  # what an example is called, in errors
@@ -42,3 +44,18 @@ class MadeSource(base.Table):
   def fingerprint(self) -> str:
     """Returns a digest of all that the examples depend on."""
     return base.digest([*self._facts, *map(str, self.selection.ranges)])
+
+
+def digits_in_two() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+  """Returns images [N, 8, 8] and labels [N] in two parts.
+
+  The first 80% are 'train', the others 'test', for data that are made of
+  digits. The order is by hash, so that both parts have all classes.
+  """
+  arrays = digits.DigitsSource('train', channels=1).arrays
+  images, labels = arrays['image'][..., 0], arrays['label']
+  cut = round(0.8 * len(labels))
+  return {
+    'train': (images[:cut], labels[:cut]),
+    'test': (images[cut:], labels[cut:]),
+  }

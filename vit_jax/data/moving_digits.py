@@ -14,7 +14,6 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.data import digits
 from vit_jax.data import features
 from vit_jax.data import input_kinds
 from vit_jax.data import made
@@ -60,7 +59,7 @@ class MovingDigitsSource(made.MadeSource):
       'image': input_kinds.Video(self._size, 1, video.stride, video.short),
       'label': features.Label(CLASSES),
     }
-    self._digits = digits.train_and_test()
+    self._digits = made.digits_in_two()
 
   def values(
     self, split: str, row: int, rng: np.random.Generator

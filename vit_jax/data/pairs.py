@@ -33,6 +33,7 @@ from vit_jax.data import codes as codes_lib
 from vit_jax.data import features
 from vit_jax.data import folder
 from vit_jax.data import splits
+from vit_jax.data import stored as stored_lib
 from vit_jax.runs import safe_io
 
 _CLASSES = 'classes.txt'
@@ -50,7 +51,7 @@ VOC_CLASSES = tuple(
 Pair = tuple[str, str]  # the paths of an image and its map
 
 
-class PairedSource(base.Table):
+class PairedSource(stored_lib.Table):
   """Examples of two files: an image or a scan, and its map."""
 
   _root: str
@@ -77,7 +78,7 @@ class PairsSource(PairedSource):
 
   def __init__(self, config: ml_collections.ConfigDict, split: str):
     """Lists the files of the folder that `config.data.name` names."""
-    self._root = root = base.data_path(config.data.name)
+    self._root = root = stored_lib.data_path(config.data.name)
     self._codes = codes_lib.from_config(config)
     lists = voc_lists(root)
     names = os.path.join(root, _CLASSES)
@@ -86,7 +87,7 @@ class PairsSource(PairedSource):
       is_voc = lists and not os.path.exists(names)
       classes = VOC_CLASSES if is_voc else read_classes(root)
     feature = self._codes.feature(classes, names)
-    image = features.Image(base.source_size(config))
+    image = features.Image(stored_lib.source_size(config))
     self.features = {'image': image, 'map': feature}
     self._ignore = feature.ignore
     folders = {} if lists else split_folders(root)
@@ -108,7 +109,7 @@ class PairsSource(PairedSource):
   @classmethod
   def split_names(cls, name: str) -> list[str]:
     """Returns the splits of a folder, in order."""
-    root = base.data_path(name)
+    root = stored_lib.data_path(name)
     return list(voc_lists(root) or split_folders(root))
 
   def example(self, split: str, row: Pair, index: int) -> base.Example:

@@ -138,7 +138,7 @@ class Preprocess:
     The names of a label are those of `classes`, which a user may have edited.
     """
     name = self.outputs.get('logits', {}).get('feature')
-    target = features_lib.from_dict(self.features[name]) if name else None
+    target = _feature(self.features[name]) if name else None
     if target is None or isinstance(target, features_lib.Label):
       return features_lib.Label(self.classes)
     return cast(features_lib.Target, target)
@@ -147,7 +147,7 @@ class Preprocess:
   def input(self) -> features_lib.Image:
     """The feature of what the model takes; that of images where unknown."""
     stored = self.features.get('image')
-    image = features_lib.from_dict(stored) if stored else None
+    image = _feature(stored) if stored else None
     return image if isinstance(image, features_lib.Image) else _IMAGE
 
   @property
@@ -239,3 +239,9 @@ class Preprocess:
   def pixels(self, images: Any) -> np.ndarray:
     """Returns images before normalisation, uint8 or uint16 [B, H, W, C]."""
     return config_lib.wing('vit_jax.data.given:pixels')(self, images)
+
+
+def _feature(stored: Mapping[str, Any]) -> features_lib.Feature:
+  feature: features_lib.Feature
+  feature = config_lib.wing('vit_jax.data.kinds:from_dict')(stored)
+  return feature

@@ -24,6 +24,7 @@ from vit_jax.data import codes as codes_lib
 from vit_jax.data import features
 from vit_jax.data import folder
 from vit_jax.data import splits
+from vit_jax.data import stored as stored_lib
 from vit_jax.data import target_kinds
 from vit_jax.data import text_kind
 
@@ -41,7 +42,7 @@ USUAL_NAMES: Mapping[str, Sequence[str]] = {
 }
 
 
-class RowSource(base.Table):
+class RowSource(stored_lib.Table):
   """The rows of a split; a subclass says what is in their cells."""
 
   has_columns = True
@@ -68,7 +69,7 @@ class RowSource(base.Table):
     self._listed = classes or {}
     data_name = data_name or config.data.name
     self.features = {
-      'image': features.Image(base.source_size(config)),
+      'image': features.Image(stored_lib.source_size(config)),
       **self._find_targets(rows),
     }
     if 'map' in names:

@@ -24,6 +24,7 @@ from vit_jax.data import folder
 from vit_jax.data import input_kinds
 from vit_jax.data import pairs
 from vit_jax.data import scans
+from vit_jax.data import stored as stored_lib
 from vit_jax.runs import safe_io
 
 _TRAIN = 'train'
@@ -38,7 +39,7 @@ class ScansSource(pairs.PairedSource):
     A header that cannot be read raises a UserError, as does a file without the
     other of its pair.
     """
-    self._root = root = base.data_path(config.data.name)
+    self._root = root = stored_lib.data_path(config.data.name)
     self._preparation = scans.from_config(config)
     if os.path.isfile(os.path.join(root, folder.DECATHLON)):
       classes, path_pairs = _decathlon(root)
@@ -72,7 +73,7 @@ class ScansSource(pairs.PairedSource):
   @classmethod
   def split_names(cls, name: str) -> list[str]:
     """Returns the splits of a folder, in order; 'train' of the Decathlon."""
-    root = base.data_path(name)
+    root = stored_lib.data_path(name)
     return list(pairs.split_folders(root)) or [_TRAIN]
 
   def example(self, split: str, row: pairs.Pair, index: int) -> base.Example:

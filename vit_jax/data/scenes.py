@@ -12,9 +12,9 @@ import ml_collections
 import numpy as np
 
 from vit_jax.data import base
-from vit_jax.data import digits
 from vit_jax.data import features
 from vit_jax.data import made
+from vit_jax.data import stored as stored_lib
 from vit_jax.data import target_kinds
 from vit_jax.data.host.geometry import Size
 
@@ -42,14 +42,14 @@ class ScenesSource(made.MadeSource):
       'map': target_kinds.SegmentationMap(CLASSES),
     }
     super().__init__(split, 'scenes', size)
-    self._size, self._digits = size, digits.train_and_test()
+    self._size, self._digits = size, made.digits_in_two()
 
   @classmethod
   def from_config(
     cls, config: ml_collections.ConfigDict, split: str
   ) -> base.Source:
     """Returns the scenes of a split with the size `data.source_size`."""
-    return cls(split, base.source_size(config) or SIZE)
+    return cls(split, stored_lib.source_size(config) or SIZE)
 
   def values(
     self, split: str, row: int, rng: np.random.Generator

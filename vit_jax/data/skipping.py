@@ -12,6 +12,7 @@ from vit_jax.data import base
 from vit_jax.data import features as features_lib
 from vit_jax.data import folder
 from vit_jax.data import input_kinds
+from vit_jax.data import stored as stored_lib
 from vit_jax.data import wrapped
 from vit_jax.runs import safe_io
 
@@ -54,7 +55,7 @@ def advice(
   name = config.data.name
   arguments = f'CONFIG.py --config.data.name={shlex.quote(name)}'
   if name.startswith(folder.PREFIX) and not features_lib.maps(features):
-    arguments = shlex.quote(base.data_path(name))
+    arguments = shlex.quote(stored_lib.data_path(name))
   return (
     '; to train without such files, run python -m vit_jax.data check'
     f' {arguments} --out=damaged.json, and add'

@@ -117,19 +117,3 @@ def keep(
   if config.data.cache == 'none':
     return Splits(config, mesh, splits)
   return config_lib.wing('vit_jax.data.cache:Cache')(config, mesh, splits)
-
-
-def hold_out(config: ml_collections.ConfigDict) -> None:
-  """Evaluates on a fifth of the training images, if no others are there.
-
-  Data that has val, or test in its place, keeps the splits of the config. So
-  does data that cannot be opened, of which a run says what is wrong.
-  """
-  try:
-    open_source(config, config.evals.val.split)
-  except splits.SplitError as e:
-    train_split = e.only or 'train'
-    config.data.split = f'{train_split}[:80%]'
-    config.evals.val.split = f'{train_split}[80%:]'
-  except config_lib.UserError:
-    return

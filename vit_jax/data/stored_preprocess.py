@@ -13,7 +13,7 @@ from pydantic import Field
 
 from vit_jax.config import MOST_PIXELS
 from vit_jax.config import UserError
-from vit_jax.data import features as features_lib
+from vit_jax.data import kinds as kinds_lib
 from vit_jax.data import scans
 from vit_jax.data.host import geometry
 
@@ -42,7 +42,7 @@ def choice(*values: str) -> AfterValidator:
 
 _Feature = Annotated[
   dict[str, Any],
-  _fits(features_lib.from_dict, 'a feature'),  # or its own error
+  _fits(kinds_lib.from_dict, 'a feature'),  # or its own error
 ]
 _Spacing = _fits(scans.is_spacing, 'three distances in mm, or empty')
 _Window = _fits(scans.is_window, "'type', (low, high) or percentiles")

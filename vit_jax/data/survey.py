@@ -27,11 +27,12 @@ from vit_jax.data import folder as folder_lib
 from vit_jax.data import intensity
 from vit_jax.data import scan_folder
 from vit_jax.data import sources
+from vit_jax.data import stored as stored_lib
 from vit_jax.data import target_kinds
-from vit_jax.data.host import batches
 from vit_jax.data.host import clips
 from vit_jax.data.host import decode
 from vit_jax.data.host import maps as maps_lib
+from vit_jax.data.host import threads
 
 _COMMON = 10  # number of sizes to list
 _NONE = '(none)'  # stands for a missing class or file name suffix
@@ -129,7 +130,7 @@ def list_config(config: ml_collections.ConfigDict) -> Survey:
   """
   config = config.copy_and_resolve_references()
   config.data.skip_damaged = ''
-  data_name, root = config.data.name, base.data_path(config.data.name)
+  data_name, root = config.data.name, stored_lib.data_path(config.data.name)
   specs = [config.data.split]
   for spec in config.evals.values():
     if spec.split:
@@ -191,7 +192,7 @@ def report(
   examples = []
   counts = np.zeros(2**16, np.int64)
   read = functools.partial(_read, survey.classes)
-  for example in batches.in_threads(read, survey.entries):
+  for example in threads.in_threads(read, survey.entries):
     progress(1)
     if example.counts is not None:
       counts += example.counts

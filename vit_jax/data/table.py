@@ -27,9 +27,9 @@ from vit_jax.config import nearby
 from vit_jax.config import one_line
 from vit_jax.config import reason
 from vit_jax.config import UserError
-from vit_jax.data import base
 from vit_jax.data import folder
 from vit_jax.data import rows
+from vit_jax.data import stored as stored_lib
 from vit_jax.runs import safe_io
 
 ENDINGS = ('.csv', '.tsv', '.parquet')
@@ -46,7 +46,7 @@ class TableSource(rows.RowSource):
     A table that cannot be read raises a UserError, as does a row that does not
     fit.
     """
-    self._path = path = base.data_path(config.data.name)
+    self._path = path = stored_lib.data_path(config.data.name)
     columns = config.data.columns
     self._table = _read(path, rows.all_columns(columns.to_dict()))
     candidates = {
@@ -72,7 +72,7 @@ class TableSource(rows.RowSource):
   @classmethod
   def check_config(cls, config: ml_collections.ConfigDict) -> None:
     """Checks that there is the file that `config.data.name` names."""
-    path = base.data_path(config.data.name)
+    path = stored_lib.data_path(config.data.name)
     if not os.path.isfile(path):
       hint = nearby(path, os.path.isfile)
       raise UserError(f'config.data.name: there is no file {path!r}{hint}')

@@ -19,6 +19,7 @@ import numpy as np
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import features as features_lib
+from vit_jax.data import stored as stored_lib
 from vit_jax.data import text_kind
 
 _FORMAT = 'array_record'
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
   import tensorflow_datasets as tfds
 
 
-class TfdsSource(base.Table):
+class TfdsSource(stored_lib.Table):
   """Examples of a split of a TFDS dataset, not decoded by TFDS.
 
   The classes are in the order of the dataset, which its labels follow.
@@ -75,7 +76,7 @@ class TfdsSource(base.Table):
       )
     self._bits = 8 * np.dtype(image.np_dtype).itemsize
     stored = image.shape[:2]
-    size = base.source_size(config) if None in stored else stored
+    size = stored_lib.source_size(config) if None in stored else stored
     self.features = {'image': features_lib.Image(size)}
     if self._text_key:
       self.features['text'] = text_kind.Text()

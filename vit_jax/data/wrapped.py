@@ -24,6 +24,11 @@ class Derived:
   origin: str  # feature of the other one: a Label or a MultiLabel
   value: Callable[[Any], Any]  # makes it of the other one, as that is stored
 
+  def from_encoded(self, other: np.ndarray) -> Any:
+    """Returns the value; `other` is encoded, as a column has it."""
+    # Of classes that are present a source has the positions.
+    return self.value(np.flatnonzero(other) if other.ndim else other.item())
+
 
 class WrappedSource(base.Source):
   """A split made from another: with some of its examples, or other values.
@@ -84,38 +89,31 @@ class WrappedSource(base.Source):
     """Returns the captions of an example."""
     if self._derived is None or self._derived.name != 'text':
       return self.source.captions(self.row(position))
-    captions = self._derived_captions
-    return (
-      super().captions(position) if captions is None else captions[position]
-    )
+    column = self._origin_column
+    if column is None:
+      return super().captions(position)
+    captions: Sequence[str] = self._derived.from_encoded(column[position])
+    return captions
+
+  @property
+  def has_target_columns(self) -> bool:
+    """Whether `column` reads no examples."""
+    return self.source.has_target_columns
 
   @functools.cached_property
-  def _derived_captions(self) -> list[Sequence[str]] | None:
-    """The derived captions of all examples; None: each is read alone.
+  def _origin_column(self) -> np.ndarray | None:
+    """What a value is derived from, of all examples; None: read each alone.
 
     A column that a source does not hold would be read whole for one caption,
     and a wrong label concerns its example alone.
     """
-    stored: base.Source = self
-    while isinstance(stored, WrappedSource):
-      stored = stored.source
-    if type(stored).column is base.Source.column:
+    assert self._derived is not None
+    if not self.has_target_columns:
       return None
     try:
-      return self._derived_values
+      return self._stored_column(self._derived.origin)
     except UserError:
       return None
-
-  @functools.cached_property
-  def _derived_values(self) -> list[Any]:
-    """The derived value of all examples, in order."""
-    assert self._derived is not None
-    column = self._stored_column(self._derived.origin)
-    # Of classes that are present the positions, as a source has them.
-    values = (
-      column.tolist() if column.ndim == 1 else map(np.flatnonzero, column)
-    )
-    return [self._derived.value(x) for x in values]
 
   def check_targets(self, positions: Iterable[int]) -> None:
     """Checks the targets of examples."""
@@ -125,7 +123,9 @@ class WrappedSource(base.Source):
     """Returns a target of all examples, [N, ...]."""
     target = features_lib.targets(self.features)[name]
     if self._derived is not None and self._derived.name == name:
-      return np.stack([target.encode(x, name) for x in self._derived_values])
+      column = self._stored_column(self._derived.origin)
+      values = map(self._derived.from_encoded, column)
+      return np.stack([target.encode(x, name) for x in values])
     if target != self.source.features.get(name):
       return super().column(name)
     return self._stored_column(name)

@@ -12,8 +12,8 @@ The cache is $VIT_JAX_CACHE, else ~/.cache/vit_jax:
 import os
 import pathlib
 
-from vit_jax.config import check_local
 from vit_jax.config import UserError
+from vit_jax.config.addresses import check_local
 
 REPOSITORY = r'\w[\w.-]*/\w[\w.-]*'  # OWNER/NAME on the Hub
 

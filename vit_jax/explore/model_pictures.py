@@ -43,7 +43,7 @@ def patches(subject: Subject) -> Drawn:
   vit = subject.vit
   grid, size = features.patch_grid(vit), vit.preprocess.image_size
   shape = tiles.tile_shape(size, grid, 1, limits=(192, 560))
-  image = tiles.fit(subject.pixels[0], shape)
+  image = sheet.fit(subject.pixels[0], shape)
   caption = (
     f'The image {subject.images.names[0]}, {size[0]} × {size[1]} pixels, cut'
     f' into {grid[0]} × {grid[1]} patches that do not overlap. A linear map'
@@ -109,7 +109,7 @@ def draw_sequence(
     if patch is None:
       tokens.append(sheet.Tile(_box(style.PAPER, '…')))
       continue
-    token = tiles.fit(patches[patch], (_SIDE, _SIDE))
+    token = sheet.fit(patches[patch], (_SIDE, _SIDE))
     tokens.append(sheet.Tile(token, str(patch)))
   title = f'The sequence of {len(prefix) + h * w} tokens'
   return paper_lib.stack([picture, sheet.draw([tokens], title=title)])
@@ -202,14 +202,14 @@ def _filter_sheet(
   largest = np.abs(filters).max(axis=(1, 2, 3), keepdims=True)
   scaled = filters / np.where(largest > 0, largest, 1)
   if filters.shape[-1] in _WITH_COLOURS:
-    images = tiles.fit_all(tiles.to_rgb((scaled[..., :3] + 1) / 2), shape)
+    images = tiles.fit_all(sheet.to_rgb((scaled[..., :3] + 1) / 2), shape)
     scale = None
   else:
     ends = -1.0, 1.0
     images = [tiles.color(x[..., 0], shape, ends, style.SIGNED) for x in scaled]
     scale = sheet.Scale(*ends, 'weight / largest weight', style.SIGNED)
   groups = [[sheet.Tile(*pair)] for pair in zip(images, captions, strict=True)]
-  return sheet.draw(tiles.grouped(groups, columns), scale=scale)
+  return sheet.draw(sheet.grouped(groups, columns), scale=scale)
 
 
 def positions_grid(subject: Subject) -> Drawn:

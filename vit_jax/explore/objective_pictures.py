@@ -84,7 +84,7 @@ def objective(subject: Subject) -> Drawn:
     for *group, text in zip(*column_tiles, subject.captions, strict=True)
   ]
   drawn = sheet.draw(
-    tiles.grouped(groups, most),
+    sheet.grouped(groups, most),
     heads=[column.name for column in columns],
     group=len(columns),
   )
@@ -101,7 +101,7 @@ def samples(subject: Subject) -> Drawn:
   """Draws new images of a model that predicts pixels."""
   pixels = sampling.sample(subject.vit, _SAMPLES)
   images = _fitted(subject, pixels)
-  rows = tiles.grouped([[sheet.Tile(tile)] for tile in images], _COLUMNS)
+  rows = sheet.grouped([[sheet.Tile(tile)] for tile in images], _COLUMNS)
   caption = (
     f'{_SAMPLES} images that the model draws, one pixel after another, each'
     ' from its distribution of colours given those before it (Chen et al.,'

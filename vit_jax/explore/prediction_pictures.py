@@ -18,6 +18,7 @@ from vit_jax.evaluation import metrics
 from vit_jax.explore import predictions as predictions_lib
 from vit_jax.explore import subject as subject_lib
 from vit_jax.plots import canvas
+from vit_jax.plots import class_colours
 from vit_jax.plots import matrix
 from vit_jax.plots import paper as paper_lib
 from vit_jax.plots import sheet
@@ -125,7 +126,7 @@ def mistakes(subject: Subject) -> Drawn:
     f' {examples.described}: the prediction with its probability, and the'
     ' label. Some of them may be mistakes of the labels.'
   )
-  drawn = sheet.draw(tiles.grouped(groups, _MISTAKE_COLUMNS))
+  drawn = sheet.draw(sheet.grouped(groups, _MISTAKE_COLUMNS))
   return Drawn(caption, [('', drawn)], {'mistakes': numbers})
 
 
@@ -254,7 +255,7 @@ def draw_bars(
     left, top = gap + i % columns * pitch, gap + i // columns * down
     paper.write([text], left, top, bold=True)
     top += line + gap // 2
-    paper.paste(tiles.fit(image, (high, wide)), left, top)
+    paper.paste(sheet.fit(image, (high, wide)), left, top)
     start = left + _THUMBNAIL + room + 2 * gap
     row_names = paper_lib.shorten([name for name, *_ in row], room)
     for j, (_, probability, right) in enumerate(row):
@@ -333,7 +334,7 @@ def embedding_map(
 
   figure = canvas.figure(*_MAP)
   left, right = figure.subplots(1, 2, sharex=True, sharey=True)
-  colours = style.class_colours(len(names)) / 255
+  colours = class_colours.class_colours(len(names)) / 255
   order = strays_last(points, labels)
   x, y = points[order].T
   left.scatter(x, y, s=9, c=colours[labels[order]], linewidths=0)

@@ -99,7 +99,7 @@ def groups(
     for image, caption, row in zip(images, subject.captions, maps, strict=True)
   ]
   return sheet.draw(
-    tiles.grouped(image_groups, columns),
+    sheet.grouped(image_groups, columns),
     heads=['image', *heads],
     group=len(heads) + 1,
     scale=scale,

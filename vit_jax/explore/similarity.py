@@ -20,7 +20,6 @@ from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.evaluation import knn
 from vit_jax.evaluation import linear
-from vit_jax.explore import tokens
 from vit_jax.weights import features
 
 _BATCH = 32  # images in a minibatch of CKA
@@ -57,13 +56,8 @@ def layer_cka(
   terms = []
   for part in np.array_split(np.arange(count), -(-count // _BATCH)):
     grams = [
-      features.reduced(
-        model,
-        x[part],
-        ('tokens',),
-        lambda arrays: _grams(arrays['tokens']),
-        axis=1,
-        batch_size=len(part),
+      features.reduced_one(
+        model, x[part], 'tokens', _grams, axis=1, batch_size=len(part)
       )
       for model, x in zip(models, inputs, strict=True)
     ]
@@ -87,7 +81,9 @@ def layer_decodability(
   """
   prefix = features.prefix_length(vit)
   x, test_x = (
-    tokens.reduced(vit, x, lambda x: x[:, :, prefix:].mean(axis=2), axis=1)
+    features.reduced_one(
+      vit, x, 'tokens', lambda x: x[:, :, prefix:].mean(axis=2), axis=1
+    )
     for x in (images, test_images)
   )
   return decodability(x, labels, test_x, test_labels)

@@ -16,7 +16,7 @@ from vit_jax.explore import similarity as similarity_lib
 from vit_jax.explore import subject as subject_lib
 from vit_jax.explore import tokens as tokens_lib
 from vit_jax.plots import charts
-from vit_jax.plots import matrix
+from vit_jax.plots import scales
 from vit_jax.plots import sheet
 from vit_jax.plots import style
 from vit_jax.plots import tiles
@@ -90,7 +90,7 @@ def pca(subject: Subject) -> Drawn:
   images = sheets.image_tiles(subject, columns, sheets.LIMITS)
   shape = images[0].shape[:2]
   maps = [
-    [sheet.Tile(tiles.fit(tiles.to_rgb(x), shape)) for x in by_layer]
+    [sheet.Tile(sheet.fit(sheet.to_rgb(x), shape)) for x in by_layer]
     for by_layer in zip(*components, strict=True)
   ]
   heads = [f'layer {layer}' for layer in layers]
@@ -116,7 +116,7 @@ def foreground(subject: Subject) -> Drawn:
   images = sheets.image_tiles(subject, columns, sheets.LIMITS)
   maps = []
   for score, colors in zip(*foreground, strict=True):
-    fitted = tiles.fit(tiles.to_rgb(colors), images[0].shape[:2])
+    fitted = sheet.fit(sheet.to_rgb(colors), images[0].shape[:2])
     covered = sheet.Tile(tiles.cover(fitted, score <= 0))
     maps.append([*sheets.colored([score], images, scale), covered])
   heads = ['first component', 'foreground']
@@ -241,7 +241,7 @@ def _cka_matrix(values: np.ndarray, row_model: str, column_model: str) -> Any:
   if row_model != column_model:
     axes = f'layer of {row_model}', f'layer of {column_model}'
   label = 'CKA (1: equal but for rotation and scale)'
-  return matrix.heat_map(values, texts, (rows, columns), axes, (low, 1), label)
+  return scales.heat_map(values, texts, (rows, columns), axes, (low, 1), label)
 
 
 def decodability(subject: Subject) -> Drawn:

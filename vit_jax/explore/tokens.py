@@ -9,7 +9,6 @@ In comments: B images, N tokens (the patches come last), D hidden size, L
 layers, (h, w) the grid of patches.
 """
 
-from collections.abc import Callable
 import functools
 from typing import Any
 from typing import NamedTuple
@@ -53,7 +52,7 @@ def token_norms(vit: weights.Loaded, images: Any) -> np.ndarray:
   Patches with large norms are outliers that hold global information instead of
   the patch (Vision Transformers Need Registers, arXiv:2309.16588, section 2).
   """
-  return reduced(vit, images, norms, axis=1)
+  return features.reduced_one(vit, images, 'tokens', norms, axis=1)
 
 
 def patch_similarity(
@@ -67,8 +66,12 @@ def patch_similarity(
   """
   grid, index = features.patch_grid(vit), features.patch_index(vit, patch)
   layer = features.layer_index(vit, layer)
-  return reduced(
-    vit, images, lambda x: similarity_to(x[layer], grid, index), axis=0
+  return features.reduced_one(
+    vit,
+    images,
+    'tokens',
+    lambda x: similarity_to(x[layer], grid, index),
+    axis=0,
   )
 
 
@@ -84,16 +87,6 @@ def token_pca(vit: weights.Loaded, images: Any, layer: int = -1) -> np.ndarray:
   """
   grid, layer = features.patch_grid(vit), features.layer_index(vit, layer)
   return pca(features.features(vit, images, [layer])[0], grid)
-
-
-def reduced(
-  vit: weights.Loaded, images: Any, reduce: Callable[[Any], Any], axis: int
-) -> np.ndarray:
-  """Reduces tokens [L, B, N, D]; B is the result's axis `axis`."""
-  features.check_tokens(vit)
-  return features.reduced(
-    vit, images, ('tokens',), lambda x: reduce(x['tokens']), axis
-  )
 
 
 class Foreground(NamedTuple):

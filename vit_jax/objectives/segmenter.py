@@ -17,7 +17,7 @@ from vit_jax.data import scans
 from vit_jax.data import target_kinds
 from vit_jax.evaluation import windows
 from vit_jax.objectives import trained
-from vit_jax.plots import tiles
+from vit_jax.plots import sheet
 
 _OVERLAP = 1 / 3  # of an image's windows, as in mmsegmentation's configs
 
@@ -129,7 +129,7 @@ class Segmenter:
         self._logits, volume, self._window, self._stride, self._weights
       )
       grey = self._preprocess.levels.scale(stored[..., :1])
-      return tiles.to_rgb(grey), scans.fitted(labels, header.size)
+      return sheet.to_rgb(grey), scans.fitted(labels, header.size)
     stored, inputs = given.covering(self._preprocess, image, source)
     if self._settings.averages:
       scores = windows.multi_scale(
@@ -138,7 +138,7 @@ class Segmenter:
     else:
       scores = self._slide(inputs[None])[0]
     labels = windows.most_likely(scores, stored.shape[:2])
-    return tiles.to_rgb(self._preprocess.levels.scale(stored)), labels
+    return sheet.to_rgb(self._preprocess.levels.scale(stored)), labels
 
   def _logits(self, images: np.ndarray) -> np.ndarray:
     return np.asarray(self._outputs(self._params, images)['logits'])

@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax.data import features as features_lib
+from vit_jax.data import kinds as kinds_lib
 
 
 def features(
@@ -28,7 +29,7 @@ def features(
   if len(crop) == 3:
     volume = {'kind': 'Volume', 'size': size or crop, 'fixed': size is not None}
     volume['channels'] = config.data.channels
-    image = features_lib.from_dict(volume)
+    image = kinds_lib.from_dict(volume)
   features = {'image': image}
   if cls.target:
     name, kind = cls.target

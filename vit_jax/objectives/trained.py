@@ -1,11 +1,13 @@
 """Trained models with their objectives: `vit_jax.load`, and measuring them."""
 
+from collections.abc import Mapping
 import dataclasses
 import functools
 from typing import Any
 from typing import Self
 
 import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 import numpy as np
 
@@ -13,6 +15,8 @@ from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax import weights
 from vit_jax.data import features as features_lib
+from vit_jax.data import kinds as kinds_lib
+from vit_jax.models import describing
 from vit_jax.models import subtrees
 from vit_jax.parallel import allocator
 from vit_jax.weights import batched
@@ -58,7 +62,7 @@ def measuring(
   if objective.target is None or has_label_logits:
     return objective, params  # positions of labels are matched by their names
   name, _ = objective.target
-  predicted = features_lib.from_dict(trained.features[name])
+  predicted = kinds_lib.from_dict(trained.features[name])
   if features[name].names != predicted.names:
     raise config_lib.UserError(
       f'the model predicts {config_lib.join_first(predicted.names)}, but'
@@ -100,12 +104,32 @@ def restored(
     feature.check_vocabulary()
   trunk = loaded.preprocess.trunk
   params = subtrees.joined(loaded.params, trunk, loaded.objective_params)
+  config = _with_overrides(config, loaded.overrides)
   return objectives.create(config, features), params
+
+
+def _with_overrides(
+  config: ConfigDict, overrides: Mapping[str, Any]
+) -> ConfigDict:
+  """Returns a config with the values that the caller of `load` has chosen.
+
+  Those that change parameters are refused before.
+  """
+  config = config.copy_and_resolve_references()
+  for key, value in overrides.items():
+    if key == 'dtype':
+      config.train.dtype = jnp.dtype(value).name
+    elif key in config.model:
+      with config.model.ignore_type():  # a patch is a number or several
+        config.model[key] = value
+    else:  # an option of the family
+      config.model.name = describing.renamed(config.model.name, **{key: value})
+  return config
 
 
 def _trained_features(loaded: weights.Loaded) -> dict[str, Any]:
   stored = loaded.preprocess.features
-  return {name: features_lib.from_dict(x) for name, x in stored.items()}
+  return {name: kinds_lib.from_dict(x) for name, x in stored.items()}
 
 
 def _is_classifier(loaded: weights.Loaded) -> bool:

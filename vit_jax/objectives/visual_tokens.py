@@ -20,7 +20,7 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import weights
 from vit_jax.data import base as data_base
-from vit_jax.data import features as features_lib
+from vit_jax.data import kinds as kinds_lib
 from vit_jax.models import dvae
 from vit_jax.models import embedding
 from vit_jax.objectives import codebook
@@ -194,7 +194,7 @@ def _load(path: str) -> tuple[tokenizer.Tokenizer, Any, Any]:
       )
     params, step, _ = restoring.restore_params(path)
   stored = loaded.preprocess.features
-  features = {name: features_lib.from_dict(x) for name, x in stored.items()}
+  features = {name: kinds_lib.from_dict(x) for name, x in stored.items()}
   logging.info('the tokenizer is %s, after %d steps', path, step)
   objective = tokenizer.Tokenizer(config, features)
   return objective, jax.tree.map(np.asarray, params), loaded.preprocess

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from vit_jax.plots import paper as paper_lib
-from vit_jax.plots import sheet
 from vit_jax.plots import style
 
 LINE, GAP = paper_lib.LINE, paper_lib.GAP
@@ -67,30 +66,6 @@ def titled(title: str, picture: np.ndarray) -> np.ndarray:
   head = paper_lib.Paper(paper_lib.width(title, bold=True) + 2 * GAP, LINE)
   head.write([title], GAP, 0, bold=True)
   return paper_lib.stack([head.pixels, picture])
-
-
-def heat_map(
-  values: np.ndarray,
-  texts: np.ndarray,
-  names: tuple[Sequence[str], Sequence[str]],
-  axes: tuple[str, str],
-  limits: tuple[float, float],
-  label: str,
-  *,
-  empty: str = style.PAPER,
-  framed: tuple[int, int] | None = None,
-) -> np.ndarray:
-  """Returns `draw` of values, float [R, C], below their scale.
-
-  `limits` are the values of the first and the last colour, and `label` is the
-  name of the values.
-  """
-  low, high = limits
-  shades = (values - low) / ((high - low) or 1)
-  cells = draw(
-    shades, texts, names, axes, style.HEAT, empty=empty, framed=framed
-  )
-  return paper_lib.stack([sheet.draw_scale(sheet.Scale(*limits, label)), cells])
 
 
 def most_confused(counts: np.ndarray) -> np.ndarray:

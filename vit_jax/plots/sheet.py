@@ -7,25 +7,23 @@ from collections.abc import Sequence
 import itertools
 import math
 from typing import NamedTuple
+from typing import TypeVar
 
+import cv2
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax.plots import paper as paper_lib
 from vit_jax.plots import style
-from vit_jax.plots import tiles as tiles_lib
 
 LINE, GAP = paper_lib.LINE, paper_lib.GAP
 _FRAME = 2 * style.DENSITY  # of a marked tile
 _GROUP_GAP = 28  # more between groups of tiles
 _BEFORE = 360  # largest width of the names of rows
 _HEAD_LINES, _BEFORE_LINES, _CAPTION_LINES = 3, 6, 2
-_SCALE_SIZE = 440, 20  # width and height of a scale's colours
-_TICK, _TICKS = 6, 7  # length of marks below it, and their largest number
-_TICK_MARGIN = (
-  0.12  # of a scale's length: ticks so near to its ends are left out
-)
-_SWATCH = 28  # side of a colour in a legend
 _READABLE = 192, 448  # limits of the longer side of an image
+
+T = TypeVar('T')
 
 
 class Tile(NamedTuple):
@@ -74,14 +72,17 @@ def draw(
   """
   table = _table(rows, heads, names, group or max(map(len, rows), default=1))
   widths = [table.shape[1], 2 * GAP + paper_lib.width(title, bold=True)]
-  blocks = [draw_scale(scale)] if scale else []
+  blocks = []
+  if scale:
+    blocks.append(config_lib.wing('vit_jax.plots.scales:draw')(scale))
   right = max(*widths, *(block.shape[1] for block in blocks))
   if title:
     paper = paper_lib.Paper(right, GAP + LINE)
     paper.write([title], GAP, GAP, bold=True)
     blocks.insert(0, paper.pixels)
   if legend:
-    blocks.append(_swatches(legend, right))
+    swatches = config_lib.wing('vit_jax.plots.class_maps:swatches')
+    blocks.append(swatches(legend, right))
   return paper_lib.stack([*blocks, table])
 
 
@@ -134,75 +135,6 @@ def _table(
   return paper_lib.stack(blocks)
 
 
-def draw_scale(scale: Scale) -> np.ndarray:
-  """Returns a scale: its colours with numbers below, and its label."""
-  places = ticks(scale.low, scale.high)
-  numbers = [number(x) for x in places]
-  if scale.exceeded:
-    numbers[-1] = f'\N{GREATER-THAN OR EQUAL TO} {numbers[-1]}'
-  left = GAP + paper_lib.width(numbers[0]) / 2
-  right = left + _SCALE_SIZE[0] + max(GAP, paper_lib.width(numbers[-1]) / 2)
-  paper = paper_lib.Paper(
-    right + paper_lib.width(scale.label) + 2 * GAP, 2 * GAP + 2 * LINE
-  )
-  table = style.colour_table(scale.colours)
-  steps = np.linspace(0, len(table) - 1, _SCALE_SIZE[0]).round().astype(int)
-  paper.paste(
-    np.broadcast_to(table[steps], (_SCALE_SIZE[1], _SCALE_SIZE[0], 3)),
-    left,
-    GAP,
-  )
-  below = GAP + _SCALE_SIZE[1]
-  span = (scale.high - scale.low) or 1
-  for value, text in zip(places, numbers, strict=True):
-    x = left + (value - scale.low) / span * (_SCALE_SIZE[0] - 2)
-    paper.fill(x, below, 2, _TICK, style.INK)
-    paper.write([text], x, below + _TICK, align=0.5)
-  paper.write([scale.label], right, GAP + (_SCALE_SIZE[1] - LINE) / 2)
-  return paper.pixels
-
-
-def ticks(low: float, high: float) -> list[float]:
-  """Returns three to six round numbers from `low` to `high`, with both ends."""
-  if high <= low:
-    return [low]
-  power = 10.0 ** math.floor(math.log10(high - low))
-  steps = (factor * power / 10 for factor in (1, 2, 2.5, 5, 10, 20, 25, 50))
-  step = next(x for x in steps if (high - low) / x <= _TICKS)
-  first, last = math.ceil(low / step), math.floor(high / step)
-  inner = [i * step for i in range(first, last + 1)]
-  margin = _TICK_MARGIN * (high - low)
-  return [low, *(x for x in inner if low + margin < x < high - margin), high]
-
-
-def number(value: float) -> str:
-  """Returns a number as text with three digits."""
-  return f'{value + 0.0:.3g}'.replace('-', '\N{MINUS SIGN}')
-
-
-def _swatches(
-  legend: Sequence[tuple[str, np.ndarray]], right: int
-) -> np.ndarray:
-  """Returns names beside their colours, in as many lines as they need."""
-  names = paper_lib.shorten([name for name, _ in legend], right / 2)
-  places = []
-  x, line = GAP, 0
-  for name in names:
-    wide = _SWATCH + GAP + round(paper_lib.width(name)) + 2 * GAP
-    if x > GAP and x + wide > right:
-      x, line = GAP, line + 1
-    places.append((x, GAP + line * (LINE + GAP // 2)))
-    x += wide
-  paper = paper_lib.Paper(right, places[-1][1] + LINE)
-  for (x, y), name, (_, colour) in zip(places, names, legend, strict=True):
-    top = y + (LINE - _SWATCH) / 2
-    paper.fill(x, top, _SWATCH, _SWATCH, style.FAINT)
-    shape = _SWATCH - 2, _SWATCH - 2, 3
-    paper.paste(np.broadcast_to(colour, shape), x + 1, top + 1)
-    paper.write([name], x + _SWATCH + GAP / 2, y)
-  return paper.pixels
-
-
 def _wrap(texts: Sequence[str], most: float, limit: int) -> list[list[str]]:
   """Wraps each line of texts to at most `limit` lines of a width."""
   lines = [text.split('\n') if text else [] for text in texts]
@@ -216,13 +148,13 @@ def _wrap(texts: Sequence[str], most: float, limit: int) -> list[list[str]]:
 def readable(image: np.ndarray) -> np.ndarray:
   """Resizes an image to a tile that is easily seen, uint8 [H, W, 3].
 
-  `image` is [h, w, C], with C as for `tiles.to_rgb`. It is uint8, or float from
+  `image` is [h, w, C], with C as for `to_rgb`. It is uint8, or float from
   0 to 1. Values that are not finite become magenta.
   """
   scale = 255 if image.dtype == np.uint8 else 1
   values = image.astype(np.float32) / scale
   finite = np.isfinite(values).all(axis=-1, keepdims=True)
-  rgb = tiles_lib.to_rgb(np.nan_to_num(values))
+  rgb = to_rgb(np.nan_to_num(values))
   rgb = np.where(finite, rgb, style.rgb(style.NOT_FINITE)).astype(np.uint8)
   longest = max(rgb.shape[:2])
   if longest < _READABLE[0]:
@@ -230,4 +162,48 @@ def readable(image: np.ndarray) -> np.ndarray:
     return rgb.repeat(factor, axis=0).repeat(factor, axis=1)
   small = min(1.0, _READABLE[1] / longest)
   h, w = (max(1, round(n * small)) for n in rgb.shape[:2])
-  return tiles_lib.fit(rgb, (h, w))
+  return fit(rgb, (h, w))
+
+
+def to_rgb(image: np.ndarray) -> np.ndarray:
+  """Returns colours, uint8 [..., 3].
+
+  `image` is float [..., C], 0 to 1; C is 1 (grey), 3 (RGB) or 4 (RGB and alpha,
+  which is shown on white). Of another number the first is shown as grey.
+  """
+  if image.shape[-1] not in (3, 4):
+    image = image[..., :1]
+  if image.shape[-1] == 4:
+    alpha = image[..., 3:]
+    image = image[..., :3] * alpha + (1 - alpha)
+  image = np.broadcast_to(image[..., :3], (*image.shape[:-1], 3))
+  return np.round(np.clip(image, 0, 1) * 255).astype(np.uint8)
+
+
+def fit(
+  image: np.ndarray, shape: tuple[int, int], mixes: bool = True
+) -> np.ndarray:
+  """Resizes an image uint8 [H, W, 3]; enlarged pixels stay visible.
+
+  If it shrinks, it `mixes` the colours of its pixels, or else drops pixels.
+  """
+  h, w = shape
+  shrinks = mixes and h * w < image.shape[0] * image.shape[1]
+  interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_NEAREST
+  return cv2.resize(
+    np.ascontiguousarray(image), (w, h), interpolation=interpolation
+  )
+
+
+def grouped(groups: Sequence[Sequence[T]], most: int) -> list[list[T | None]]:
+  """Puts groups of equally many tiles into rows of at most `most` tiles.
+
+  A row has at least one group; the last row is filled up with None.
+  """
+  size = len(groups[0])
+  per_row = max(1, min(most // size, len(groups)))
+  rows: list[list[T | None]] = []
+  for start in range(0, len(groups), per_row):
+    row = [tile for group in groups[start : start + per_row] for tile in group]
+    rows.append([*row, *[None] * (per_row * size - len(row))])
+  return rows

@@ -3,16 +3,12 @@
 In comments: [H, W] the pixels of an image, [h, w] its grid of patches.
 """
 
-from collections.abc import Sequence
-from typing import TypeVar
-
 import cv2
 import numpy as np
 
 from vit_jax.data import preprocess as preprocess_lib
+from vit_jax.plots import sheet
 from vit_jax.plots import style
-
-T = TypeVar('T')
 
 
 def pixels(
@@ -26,22 +22,7 @@ def pixels(
   mean, std = (
     np.asarray(x, np.float32) for x in (preprocess.mean, preprocess.std)
   )
-  return to_rgb(inputs * std + mean)
-
-
-def to_rgb(image: np.ndarray) -> np.ndarray:
-  """Returns colours, uint8 [..., 3].
-
-  `image` is float [..., C], 0 to 1; C is 1 (grey), 3 (RGB) or 4 (RGB and alpha,
-  which is shown on white). Of another number the first is shown as grey.
-  """
-  if image.shape[-1] not in (3, 4):
-    image = image[..., :1]
-  if image.shape[-1] == 4:
-    alpha = image[..., 3:]
-    image = image[..., :3] * alpha + (1 - alpha)
-  image = np.broadcast_to(image[..., :3], (*image.shape[:-1], 3))
-  return np.round(np.clip(image, 0, 1) * 255).astype(np.uint8)
+  return sheet.to_rgb(inputs * std + mean)
 
 
 def tile_shape(
@@ -67,24 +48,9 @@ def tile_shape(
   return grid[0] * high, grid[1] * wide
 
 
-def fit(
-  image: np.ndarray, shape: tuple[int, int], mixes: bool = True
-) -> np.ndarray:
-  """Resizes an image uint8 [H, W, 3]; enlarged pixels stay visible.
-
-  If it shrinks, it `mixes` the colours of its pixels, or else drops pixels.
-  """
-  h, w = shape
-  shrinks = mixes and h * w < image.shape[0] * image.shape[1]
-  interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_NEAREST
-  return cv2.resize(
-    np.ascontiguousarray(image), (w, h), interpolation=interpolation
-  )
-
-
 def fit_all(images: np.ndarray, shape: tuple[int, int]) -> list[np.ndarray]:
   """Resizes images uint8 [B, H, W, 3]."""
-  return [fit(image, shape) for image in images]
+  return [sheet.fit(image, shape) for image in images]
 
 
 def color(
@@ -102,7 +68,9 @@ def color(
   span = high - low if high > low else 1
   scaled = np.clip((np.asarray(values, np.float64) - low) / span, 0, 1)
   table = style.colour_table(name)
-  return fit(table[np.round(scaled * (len(table) - 1)).astype(int)], shape)
+  return sheet.fit(
+    table[np.round(scaled * (len(table) - 1)).astype(int)], shape
+  )
 
 
 def cover(
@@ -114,7 +82,9 @@ def cover(
   `opacity` 1 nothing is seen of these patches, with 0 all.
   """
   shape = image.shape[0], image.shape[1]
-  covered = fit(np.asarray(hidden).astype(np.uint8), shape)[..., None] * opacity
+  covered = (
+    sheet.fit(np.asarray(hidden).astype(np.uint8), shape)[..., None] * opacity
+  )
   blended = (
     image * (1 - covered) + np.asarray(style.rgb(style.HIDDEN)) * covered
   )
@@ -141,17 +111,3 @@ def spread(count: int, most: int) -> list[int]:
   if count <= most:
     return list(range(count))
   return np.round(np.linspace(0, count - 1, most)).astype(int).tolist()
-
-
-def grouped(groups: Sequence[Sequence[T]], most: int) -> list[list[T | None]]:
-  """Puts groups of equally many tiles into rows of at most `most` tiles.
-
-  A row has at least one group; the last row is filled up with None.
-  """
-  size = len(groups[0])
-  per_row = max(1, min(most // size, len(groups)))
-  rows: list[list[T | None]] = []
-  for start in range(0, len(groups), per_row):
-    row = [tile for group in groups[start : start + per_row] for tile in group]
-    rows.append([*row, *[None] * (per_row * size - len(row))])
-  return rows

@@ -280,7 +280,7 @@ def _draw(arguments: Sequence[str]) -> int:
     )
   else:
     samples = as_tiles(sampling.sample(loaded, count, *draw))
-    picture = sheet.draw(tiles.grouped([[x] for x in samples], _SAMPLE_COLUMNS))
+    picture = sheet.draw(sheet.grouped([[x] for x in samples], _SAMPLE_COLUMNS))
   path = pathlib.Path(_OUTPUT.value or 'samples.png')
   paper.save(path, picture)
   print(path)

@@ -10,9 +10,9 @@ import numpy as np
 from vit_jax.config import UserError
 from vit_jax.data import scans
 from vit_jax.objectives import segmenter
+from vit_jax.plots import class_colours
 from vit_jax.plots import class_maps
 from vit_jax.plots import paper
-from vit_jax.plots import style
 
 
 def write(
@@ -24,15 +24,15 @@ def write(
   """Writes three files for each image; yields its path and shares of classes.
 
   NAME.map.png has the position of each pixel's class, NAME.colour.png its
-  colour (`style.label_colours`), and NAME.overlay.png both the image and these
-  colours. The map of a scan is a file like the scan, NAME.map.nii.gz or so, and
-  its overlay shows the three middle slices; there is no third file.
+  colour (`class_colours.label_colours`), and NAME.overlay.png both the image
+  and these colours. The map of a scan is a file like the scan, NAME.map.nii.gz
+  or so, and its overlay shows the three middle slices; there is no third file.
 
   The folder is made if it is not there. `report` is called with the error of
   each image that is left out.
   """
   folder.mkdir(parents=True, exist_ok=True)
-  palette = style.label_colours(segment.classes)
+  palette = class_colours.label_colours(segment.classes)
   stem_counts: dict[str, int] = {}
   names: set[str] = set()
   for path in paths:

@@ -25,9 +25,8 @@ from vit_jax.parallel import processes
 from vit_jax.plots import paper
 from vit_jax.plots import sheet
 from vit_jax.plots import style
-from vit_jax.plots import tiles
 from vit_jax.rerun import diagnose
-from vit_jax.runs import reporting
+from vit_jax.runs import metrics_file
 from vit_jax.runs import restoring
 from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
@@ -233,8 +232,8 @@ def _last_layers_first(f: diagnose.Findings, names: Iterable[str]) -> list[str]:
 def _recorded(path: pathlib.Path, step: int) -> Scalars:
   metrics: dict[str, float | None] = {}
   with contextlib.suppress(FileNotFoundError):
-    for line in safe_io.read_lines(path):
-      values = reporting.parse_metrics(line)
+    for line in metrics_file.read_lines(path):
+      values = metrics_file.parse_metrics(line)
       if values is not None and values['step'] == step:
         metrics |= values
   return {
@@ -303,7 +302,7 @@ def _draw(
     groups.append([sheet.Tile(sheet.readable(image), caption, frame)])
   step = report['step']
   title = f'Step {step}: {count_text} examples, as the model sees them'
-  paper.save(path, sheet.draw(tiles.grouped(groups, _COLUMNS), title=title))
+  paper.save(path, sheet.draw(sheet.grouped(groups, _COLUMNS), title=title))
   return str(path)
 
 

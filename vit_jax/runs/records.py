@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import datetime
+import fcntl
 import math
 import os
 import pathlib
@@ -17,7 +18,7 @@ from absl import logging
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.runs import reporting
+from vit_jax.runs import metrics_file
 from vit_jax.runs import safe_io
 
 # The end of a commit's name if the checkout had uncommitted changes.
@@ -117,7 +118,7 @@ def read(path: pathlib.Path) -> Record:
   state = 'stopped'
   if (path / 'DONE').exists():
     state = 'finished'
-  elif safe_io.is_held(path / '.lock'):
+  elif _is_held(path / '.lock'):
     state = 'running'
   return Record(
     path=path,
@@ -173,8 +174,8 @@ def _read_curves(
     return curves
   damaged = []
   clock = _Clock(starts)
-  for number, line in enumerate(safe_io.read_lines(path), 1):
-    values = reporting.parse_metrics(line)
+  for number, line in enumerate(metrics_file.read_lines(path), 1):
+    values = metrics_file.parse_metrics(line)
     if values is None:
       if line.endswith('\n'):  # else the line is still being written, or cut
         damaged.append(number)
@@ -240,3 +241,20 @@ def short_names(paths: Sequence[pathlib.Path]) -> list[str]:
     if len(set(names)) == len(names):
       break
   return ['/'.join(name) for name in names]
+
+
+def _is_held(path: pathlib.Path) -> bool:
+  """Whether a process holds the lock of a file, which need not exist."""
+  try:
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+  except OSError:
+    return False
+  try:
+    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return True
+  except OSError:  # the file system has no locks
+    return False
+  finally:
+    os.close(file)
+  return False

@@ -161,14 +161,15 @@ class Reporter:
     if not writes:
       return
     with safe_io.writing(self._path):
-      self._before = cut_back(self._path, start_step)
+      if self._path.exists():
+        cut_back = config_lib.wing('vit_jax.runs.metrics_file:cut_back')
+        self._before = cut_back(self._path, start_step)
       self._metrics: IO[str] = self._path.open('a', encoding='utf-8')
       for name in _tracker_names(reports_to):
         begin = config_lib.wing(_TRACKERS[name])
         self._trackers.append(begin(self._path.parent, start_step))
     if logs.can_draw():
-      lines = safe_io.read_lines(self._path)
-      earlier = filter(None, map(parse_metrics, lines))
+      earlier = config_lib.wing('vit_jax.runs.metrics_file:read')(self._path)
       make = config_lib.wing('vit_jax.runs.terminal:Screen')
       self._screen = make(total_steps, directions or {}, earlier)
 
@@ -300,26 +301,6 @@ class Reporter:
         tracker.close()
 
 
-def cut_back(
-  path: pathlib.Path, step: int
-) -> dict[str, tuple[int, float | None]]:
-  """Removes lines after a step, and incomplete ones, from metrics.jsonl.
-
-  Returns step and value of the newest entry of each metric that is kept.
-  """
-  newest: dict[str, tuple[int, float | None]] = {}
-  if not path.exists():
-    return newest
-  with safe_io.replacing(path) as new:
-    for line in safe_io.read_lines(path):
-      values = parse_metrics(line)
-      if values is None or values['step'] > step:
-        continue
-      new.write(line)
-      newest |= {name: (values['step'], x) for name, x in values.items()}
-  return newest
-
-
 def results_text(
   results: Mapping[str, float | None], most: int | None = None
 ) -> str:
@@ -342,25 +323,3 @@ def results_text(
 def is_timed(name: str) -> bool:
   """Whether a metric measures the machine, not the model."""
   return bool(_TIMED.fullmatch(name))
-
-
-def parse_metrics(line: str) -> dict[str, Any] | None:
-  """Parses a line of metrics.jsonl with its end; None if it is damaged.
-
-  A line without an end was cut: the process was killed while it wrote.
-  """
-  if not line.endswith('\n'):
-    return None
-  try:
-    values = safe_io.parse_json(line)
-  except ValueError:
-    return None
-  if not isinstance(values, dict) or type(values.get('step')) is not int:
-    return None
-  numbers = [values.get(key, 0) for key in ('epoch', 'time')]
-  numbers += [x for x in values.values() if x is not None]
-  # A float may be huge, since a run may diverge; an int must fit in a float.
-  are_numbers = all(
-    type(x) is float or (type(x) is int and abs(x) < 2**1000) for x in numbers
-  )
-  return values if are_numbers and abs(values['step']) < 2**63 else None

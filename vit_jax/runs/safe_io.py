@@ -35,7 +35,6 @@ from vit_jax.config import UserError
 # The largest text file that is read at once, in bytes. It is enough for the
 # names of a million classes.
 MOST_TEXT = 64 << 20
-_LONGEST_LINE = 4 << 20  # bytes of a line of metrics.jsonl
 _DEEPEST = 64  # deepest nesting of lists and objects in JSON
 
 
@@ -151,23 +150,6 @@ def decoded(content: bytes) -> str:
   return content.decode('utf-8-sig')
 
 
-def read_lines(path: pathlib.Path) -> Iterator[str]:
-  """Yields the lines of a regular file with their line ends.
-
-  Bytes that are not UTF-8 become replacement characters. Lines of more than
-  4 MiB (a run writes none) are yielded in parts. Raises a FileNotFoundError if
-  there is no such file; other errors become a UserError.
-  """
-  try:
-    with open_regular(path) as file:
-      while line := file.readline(_LONGEST_LINE):
-        yield line.decode('utf-8', errors='replace')
-  except FileNotFoundError:
-    raise
-  except OSError as e:
-    raise UserError(f'cannot read {path}: {e.strerror}; repair it') from None
-
-
 def read_json(
   path: pathlib.Path, advice: str = 'repair it, or give another --workdir'
 ) -> Any:
@@ -269,20 +251,3 @@ class Lock:
 
   def __exit__(self, *_: object) -> None:
     self.release()
-
-
-def is_held(path: pathlib.Path) -> bool:
-  """Whether a process holds the lock of a file, which need not exist."""
-  try:
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-  except OSError:
-    return False
-  try:
-    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-  except BlockingIOError:
-    return True
-  except OSError:  # the file system has no locks
-    return False
-  finally:
-    os.close(file)
-  return False

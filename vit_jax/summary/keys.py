@@ -68,7 +68,7 @@ def _in_force(
 ) -> 'ml_collections.ConfigDict':
   """Returns a config with what its data need not say: options and model."""
   from vit_jax import objectives  # after the flags, since these import jax
-  from vit_jax.train import initial
+  from vit_jax.train import experiment
   from vit_jax.train import variant
 
   config_lib.check(config)
@@ -77,9 +77,9 @@ def _in_force(
   if not config.tasks:
     objectives.fill_options(config)
   if config.init_from.path:
-    initial.fill_model(config)
+    experiment.fill_model(config)
   else:
-    initial.fill(config)
+    experiment.fill_unset(config)
   return config
 
 

@@ -15,6 +15,7 @@ from vit_jax.plots import charts
 from vit_jax.plots import curves
 from vit_jax.plots import matrix
 from vit_jax.plots import paper
+from vit_jax.plots import scales
 from vit_jax.plots import style
 from vit_jax.runs import safe_io
 from vit_jax.sweep import board as board_lib
@@ -257,7 +258,7 @@ def _draw_map(
   finite = means[np.isfinite(means)]
   limits = (float(finite.min()), float(finite.max())) if len(finite) else (0, 1)
   label = curves.title(sweep.metric)
-  return matrix.heat_map(
+  return scales.heat_map(
     means,
     texts,
     names,

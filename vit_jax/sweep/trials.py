@@ -11,7 +11,7 @@ from absl import logging
 
 from vit_jax import config as config_lib
 from vit_jax.evaluation import intervals
-from vit_jax.runs import reporting
+from vit_jax.runs import metrics_file
 from vit_jax.runs import safe_io
 from vit_jax.sweep import runs
 from vit_jax.sweep import space as space_lib
@@ -62,7 +62,7 @@ class Seed:
         if not line.endswith(b'\n'):  # still being written
           break
         self._offset += len(line)
-        entry = reporting.parse_metrics(line.decode(errors='replace'))
+        entry = metrics_file.parse_metrics(line.decode(errors='replace'))
         if entry is None:
           continue
         self.step = max(self.step, entry['step'])

@@ -13,7 +13,6 @@ import functools
 from typing import Any
 from typing import TYPE_CHECKING
 
-from absl import logging
 import jax
 import numpy as np
 
@@ -44,11 +43,6 @@ class Evaluate(hooks.Hook):
     if run.is_due:
       names = run.experiment.evals_due(run.step)
       run.results = _evaluate(run, names)
-
-  def end(self, run: 'Run') -> None:
-    """Shows the results by task, if there are several."""
-    if table := run.experiment.table(run.results or {}, run.step):
-      logging.info('%s', table)
 
 
 class EvaluateRest(hooks.Hook):
@@ -82,8 +76,17 @@ def _evaluate(run: 'Run', names: Sequence[str]) -> Scalars | None:
 def _results(run: 'Run', names: Sequence[str]) -> Scalars:
   results: Scalars = {}
   pictures: dict[str, bytes] = {}
-  for measured in run.experiment.measured(run.state, names):
-    part, params, keys, place = measured
+  for task, part in run.experiment.parts.items():
+    start = f'{task}_' if task else ''
+    keys = {
+      name: key
+      for name in names
+      if (key := name.removeprefix(start)) in part.evaluators
+      and name.startswith(start)
+    }
+    if not keys:
+      continue
+    params = run.experiment.program.part(run.state, task).eval_params
     contexts: dict[program_lib.Program, TrainContext] = {}
     confusions: dict[str, np.ndarray] = {}
     for name, key in keys.items():
@@ -96,14 +99,15 @@ def _results(run: 'Run', names: Sequence[str]) -> Scalars:
       try:
         metrics = evaluator.run(contexts[program])
       except base.EvaluationError as error:
-        raise base.EvaluationError(f'{place}.{key}: {error}') from None
+        place = f'config.tasks.{task}' if task else 'config'
+        raise base.EvaluationError(f'{place}.evals.{key}: {error}') from None
       if 'confusion' in metrics:
         confusions[name] = metrics.pop('confusion')
       scalars = {f'{name}/{metric}': float(x) for metric, x in metrics.items()}
       results |= processes.call_on_first(functools.partial(dict, scalars))
     if part.config.reporting:  # else nothing shows pictures
       draw = config_lib.wing('vit_jax.train.pictures:evaluation')
-      pictures |= draw(run, measured, confusions)
+      pictures |= draw(run, part, params, keys, confusions)
   if results:
     epoch = run.experiment.epoch(run.step)
     run.reporter.evaluated(run.step, epoch, results)

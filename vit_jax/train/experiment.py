@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
-from collections.abc import Sequence
 import dataclasses
 from fractions import Fraction
 import functools
@@ -12,7 +11,6 @@ import math
 import pathlib
 from typing import Any
 from typing import cast
-from typing import NamedTuple
 from typing import Self
 from typing import TYPE_CHECKING
 
@@ -35,8 +33,7 @@ from vit_jax.parallel import sharding
 from vit_jax.runs import reporting
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import feed
-from vit_jax.train import hooks
-from vit_jax.train import initial
+from vit_jax.train import hooks as hooks_lib
 from vit_jax.train import program as program_lib
 from vit_jax.train import state as state_lib
 from vit_jax.train import variant as variant_lib
@@ -45,6 +42,7 @@ if TYPE_CHECKING:
   from vit_jax.weights.initial import Start
 
 TrainState = state_lib.TrainState
+_CHECKPOINTS = 'vit_jax.weights.initial'  # the one at `config.init_from.path`
 
 
 def check(
@@ -71,7 +69,7 @@ def check(
       ' config.evals.train_split'
     )
   reporting.check_trackers(config)
-  hooks.from_config(config)
+  hooks_lib.from_config(config)
 
 
 def _check_one(config: ml_collections.ConfigDict, platform: str | None) -> None:
@@ -80,12 +78,28 @@ def _check_one(config: ml_collections.ConfigDict, platform: str | None) -> None:
   optim.check(config)
   evaluation_base.check(config)
   objectives.check(config)
-  initial.check(config)
+  check_start(config)
   sharding.check(config)
   if any(x.split and x.patch_size is not None for x in config.evals.values()):
     config_lib.wing('vit_jax.train.patches:check_evaluations')(config)
   if config.model.name != config_lib.INIT_FROM:  # else the checkpoint says it
     _check_model(config, platform)
+
+
+def check_start(config: ml_collections.ConfigDict) -> None:
+  """Checks `config.init_from` without opening the checkpoint."""
+  wrong = ''
+  if config.model.name == config_lib.INIT_FROM:
+    wrong = f'model.name is {config.model.name!r}'
+  elif config.init_from.trunk_only:
+    wrong = 'init_from.trunk_only is True'
+  if wrong and not config.init_from.path:
+    raise config_lib.UserError(
+      f'config.{wrong}, but config.init_from.path is empty: say which'
+      ' checkpoint'
+    )
+  if config.init_from.resize:
+    config_lib.wing(_CHECKPOINTS).check(config)
 
 
 def _check_model(
@@ -284,17 +298,6 @@ class Experiment:
       calls = itertools.repeat(1, self.total_steps - start)
     return self._feed('train', batches, None, calls)
 
-  def measured(
-    self, state: TrainState, names: Sequence[str]
-  ) -> Iterator['Measured']:
-    """Yields what to evaluate: all of it, with one set of parameters."""
-    keys = {name: name for name in names}
-    yield Measured(self, state.eval_params, keys, 'config.evals')
-
-  def warnings(self, scalars: Mapping[str, float], step: int) -> list[str]:
-    """Returns what is wrong with the run, as `Objective.warnings`."""
-    return self.program.objective.warnings(scalars, step)
-
   def fingerprint(self) -> str:
     """Returns a digest of the training data."""
     return self.source.fingerprint()
@@ -313,10 +316,9 @@ class Experiment:
     """Returns the content of further files of the work directory, by path."""
     return {}
 
-  def table(self, results: Mapping[str, float | None], step: int) -> str:
-    """Returns a table of results by part; '' where there is one."""
-    del results, step
-    return ''
+  def hooks(self) -> list[hooks_lib.Hook]:
+    """Returns the hooks of the config, beside those of every run."""
+    return hooks_lib.from_config(self.config)
 
   def eval_batches(self, name: str) -> feed.Feed:
     """Returns one evaluation's global batches, with each example once.
@@ -367,22 +369,6 @@ class Experiment:
     return dataclasses.replace(self, cache=self.cache.load())
 
 
-class Measured(NamedTuple):
-  """What is evaluated at a step, of one task.
-
-  Attributes:
-    experiment: The experiment of the task.
-    params: Parameters of its objective.
-    names: Names of its evaluations by their names in results.
-    key: The key of the config that has these evaluations.
-  """
-
-  experiment: 'Experiment'
-  params: Any
-  names: Mapping[str, str]
-  key: str
-
-
 def create(
   config: ml_collections.ConfigDict, resumes: pathlib.Path | None = None
 ) -> Experiment:
@@ -426,8 +412,8 @@ def build(
   lengths = lengths or find_lengths(config, len(source))
   loaded = None
   if config.init_from.path and not resumes:
-    loaded = initial.fill_from_checkpoint(config)
-  initial.fill(config)
+    loaded = fill_from_checkpoint(config)
+  fill_unset(config)
   _check_model(config)
 
   program = program_lib.create(config, source.features, lengths)
@@ -437,7 +423,10 @@ def build(
       evaluator.check_model(
         program.for_evaluation(evaluator.spec).objective.model
       )
-  start = initial.start(config, source.classes, loaded, program.objective)
+  start = None
+  if config.init_from.path:
+    make_start = config_lib.wing(f'{_CHECKPOINTS}:Start')
+    start = make_start(config, source.classes, loaded, program.objective)
   kinds = {x.kind for x in evaluators.values()}
   if program_lib.is_own(program.objective):
     check_evaluation = config_lib.wing('vit_jax.train.trunk:check_evaluation')
@@ -516,6 +505,33 @@ def fill(
       check_areas = config_lib.wing('vit_jax.data.class_areas:check')
       check_areas(config.data.split, source, name)
   objective.fill(config, source)
+
+
+def fill_from_checkpoint(config: ml_collections.ConfigDict) -> Any:
+  """Sets unset keys from `init_from.path`; returns what was loaded of it."""
+  checkpoints = config_lib.wing(_CHECKPOINTS)
+  loaded = checkpoints.load(config)
+  checkpoints.fill(config, loaded)
+  return loaded
+
+
+def fill_unset(config: ml_collections.ConfigDict) -> None:
+  """Sets keys that are still open: mean and std, and those of the model."""
+  mean, std = config_lib.normalization(config)
+  config.data.mean = config.data.mean or mean
+  config.data.std = config.data.std or std
+  fill_model(config)
+
+
+def fill_model(config: ml_collections.ConfigDict) -> None:
+  """Sets the open keys of `config.model` to the values in force."""
+  if config.model.name == config_lib.INIT_FROM:
+    return
+  with config_lib.explained('config.model', ValueError):
+    values = models.values_in_force(config.model)
+  for key, value in values.items():
+    if config.model[key] is None and key != 'num_classes':
+      config_lib.set_value(config, f'model.{key}', value)
 
 
 def open_splits(config: ml_collections.ConfigDict) -> dict[str, data.Source]:

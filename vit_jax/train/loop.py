@@ -67,16 +67,17 @@ def run(
     dry_run: Compile, print sizes as JSON, write nothing.
     verbose: Show tables of all parameters before the first step.
   """
-  address = config_lib.store_address(workdir, 'workdir')
-  if address is None:
-    config_lib.check_local(workdir, 'workdir')
-  elif not dry_run:
-    experiment_lib.check(config)  # before anything is downloaded
-    local_copy = config_lib.wing('vit_jax.runs.object_store:local_copy')
-    with monitor_lib.Stop() as stop, local_copy(address) as folder:
-      if stop.signal:
-        return Results({}, signal=stop.signal)
-      return run(config, folder, verbose=verbose)
+  if ':' in workdir:  # it may be an address
+    address = config_lib.store_address(workdir, 'workdir')
+    if address is None:
+      config_lib.check_local(workdir, 'workdir')
+    elif not dry_run:
+      experiment_lib.check(config)  # before anything is downloaded
+      local_copy = config_lib.wing('vit_jax.runs.object_store:local_copy')
+      with monitor_lib.Stop() as stop, local_copy(address) as folder:
+        if stop.signal:
+          return Results({}, signal=stop.signal)
+        return run(config, folder, verbose=verbose)
   path = pathlib.Path(workdir).absolute()
   with logs.on_stderr(), monitor_lib.Stop() as stop:
     with _explained():
@@ -222,7 +223,7 @@ def _begin(
     evaluations.Evaluate(),
     hooks_lib.Save(),
     hooks_lib.Patience(),
-    *hooks_lib.from_config(e.config),
+    *e.hooks(),
     hooks_lib.FirstPicture(),
     evaluations.EvaluateRest(),
     hooks_lib.Signals(),

@@ -22,8 +22,6 @@ from vit_jax.data.host import geometry
 from vit_jax.objectives import base
 from vit_jax.plots import paper
 from vit_jax.plots import sheet as sheet_lib
-from vit_jax.plots import style
-from vit_jax.plots import tiles as tiles_lib
 from vit_jax.train import experiment
 from vit_jax.train import state as state_lib
 from vit_jax.train import variant
@@ -145,7 +143,7 @@ def sheet(inputs: ModelInputs, title: str = '') -> np.ndarray:
     group[0] = group[0]._replace(caption=caption)
   heads = [name for name, _ in columns] if len(columns) > 1 else []
   return sheet_lib.draw(
-    tiles_lib.grouped(groups, _COLUMNS),
+    sheet_lib.grouped(groups, _COLUMNS),
     title=title,
     heads=heads,
     group=len(columns) if len(columns) > 1 else 0,
@@ -160,17 +158,16 @@ def _columns(inputs: ModelInputs) -> Iterator[tuple[str, list[np.ndarray]]]:
       tiles = [sheet_lib.readable(image) for image in part]
       yield head, tiles
       if name in inputs.hidden:
-        covered = map(tiles_lib.cover, tiles, inputs.hidden[name])
+        cover = config_lib.wing('vit_jax.plots.tiles:cover')
+        covered = map(cover, tiles, inputs.hidden[name])
         is_single = len(inputs.images) == 1
         yield 'masked' if is_single else f'{head}, masked', list(covered)
   shape = tiles[0].shape[:2]
   for name, maps in inputs.maps.items():
-    colours = style.label_colours(inputs.features[name].names)
-    colours = np.concatenate([colours, [style.rgb(style.VOID)]])
-    # What does not count has the last colour.
-    classes = np.where(maps < len(colours) - 1, maps, -1)
-    for head, part in _slices(inputs, name, colours[classes].astype(np.uint8)):
-      yield head, [tiles_lib.fit(x, shape, mixes=False) for x in part]
+    coloured = config_lib.wing('vit_jax.plots.class_maps:coloured')
+    pixels = coloured(inputs.features[name].names, maps)
+    for head, part in _slices(inputs, name, pixels):
+      yield head, [sheet_lib.fit(x, shape, mixes=False) for x in part]
 
 
 def _slices(
@@ -182,7 +179,8 @@ def _slices(
     return
   image = inputs.features['image']
   assert isinstance(image, features_lib.Image)
-  for i in tiles_lib.spread(arrays.shape[1], _SLICES):
+  spread = config_lib.wing('vit_jax.plots.tiles:spread')
+  for i in spread(arrays.shape[1], _SLICES):
     yield f'{name}, {image.part} {i}', arrays[:, i]
 
 

@@ -233,7 +233,7 @@ class Monitor(hooks.Hook):
 
   def _report(self, run: 'Run', step: int, scalars: Scalars) -> None:
     e, rates = run.experiment, run.clock.read()
-    lines = e.warnings(scalars, step)
+    lines = e.program.objective.warnings(scalars, step)
     if not self._has_warned:  # once in a run
       self._has_warned = bool(lines)
       for line in lines:

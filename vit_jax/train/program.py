@@ -311,6 +311,11 @@ class Program:
       compiler_options=self._options,
     )
 
+  def part(self, state: TrainState, name: str) -> TrainState:
+    """Returns the train state of one of the tasks, as a run of it has it."""
+    del name
+    return state
+
   def abstract_state(self) -> TrainState:
     """Returns the state's shapes, types and shardings."""
     return self._init.abstract
@@ -326,9 +331,9 @@ class Program:
       re.search(r'\bblocks', name) for name in self.param_shardings
     ):
       return self.abstract_state()
-    config = self.config.copy_and_resolve_references()
-    config.model.scan = not config.model.scan
-    return create(config, self.features, self.lengths).abstract_state()
+    twin = config_lib.wing('vit_jax.train.relayout:twin')
+    state: TrainState = twin(self).abstract_state()
+    return state
 
   def adopt(self, state: TrainState) -> TrainState:
     """Returns a restored state with layers scanned or unrolled as here."""
@@ -336,11 +341,9 @@ class Program:
     stored = sharding.leaves(state.params)
     if stored.keys() == sharding.leaves(target.params).keys():
       return state
-    shardings = jax.tree.map(lambda x: x.sharding, target)
-    relayout = functools.partial(
-      config_lib.wing('vit_jax.models.layouts:relayout'), target=target
-    )
-    return jax.jit(relayout, out_shardings=shardings)(state)
+    relayout = config_lib.wing('vit_jax.train.relayout:relayout')
+    adopted: TrainState = relayout(state, target)
+    return adopted
 
   def abstract_batch(
     self,

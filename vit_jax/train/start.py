@@ -30,7 +30,6 @@ from vit_jax.runs import reporting
 from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import experiment as experiment_lib
-from vit_jax.train import initial
 from vit_jax.train import program as program_lib
 
 # What the names of a feature are of, by the name of the feature.
@@ -361,7 +360,7 @@ def show_config(
   plain = config_lib.default()
   default_name = plain.model.name
   plain.model.name = experiment.config.model.name
-  initial.fill_model(plain)
+  experiment_lib.fill_model(plain)
   config, defaults = (
     dict(config_lib.flatten(config_lib.to_dict(x)))
     for x in (experiment.config, plain)

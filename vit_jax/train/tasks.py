@@ -31,7 +31,9 @@ from typing import Any
 from typing import cast
 from typing import Literal
 from typing import Self
+from typing import TYPE_CHECKING
 
+from absl import logging
 from flax import traverse_util
 import jax
 import jax.numpy as jnp
@@ -55,6 +57,7 @@ from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import cost
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import feed
+from vit_jax.train import hooks as hooks_lib
 from vit_jax.train import program as program_lib
 from vit_jax.train import state as state_lib
 from vit_jax.train import step as step_lib
@@ -63,12 +66,17 @@ from vit_jax.train.experiment import Experiment
 from vit_jax.train.program import Program
 from vit_jax.train.state import TrainState
 
+if TYPE_CHECKING:
+  from vit_jax.train.loop import Run
+
 _DRAWS = 0x7A5C  # tells the draws of tasks from others of the same seed
 _ROW = 'row'  # of an example in the batch of its task
 # Modules of a trunk that all tasks share, and those that each has for itself.
 # All others, as patch_embedding, are of the modality.
 _SHARED = re.compile(r'(blocks|blocks_\d+|norm)/')
 _TASK_MODULES = re.compile(r'(head|head_\w+|pre_logits|map_head|fc_norm)/')
+
+_PREFIXES = ('tasks/', 'modalities/')  # of places that are not in the trunk
 
 # By task, the path in the run of each parameter of the task's own tree.
 Places = dict[str, dict[str, str]]
@@ -240,40 +248,32 @@ class Tasks(variant.Variant):
     first = next(iter(programs.values()))
     all_shardings = {name: x.param_shardings for name, x in programs.items()}
     all_rules = {name: x.rules.parameters for name, x in programs.items()}
-    places, rule_places = (
-      {
-        name: self._places(config.tasks[name].modality, name, program, x[name])
-        for name, program in programs.items()
-      }
-      for x in (all_shardings, all_rules)
+    places = self._places(config, programs, all_shardings)
+    shapes = {
+      name: {path: x.shape for path, x in task_shardings.items()}
+      for name, task_shardings in all_shardings.items()
+    }
+    _check_trunk(shapes, places)
+    rules = _join(
+      all_rules,
+      self._places(config, programs, all_rules),
+      lambda place, first_task, task, values: (
+        'one freezes it, or gives it another learning rate or weight decay:'
+        ' choose objectives that treat it alike, or set'
+        f' config.tasks.{task}.modality to a name of its own'
+      ),
     )
-    shardings, rules = (
-      _join(all_shardings, places),
-      _join(all_rules, rule_places),
-    )
-    _check_shapes(all_shardings, places, shardings)
-    first_tasks = _first_tasks(rule_places)
-    for name, task_rules in all_rules.items():
-      for path, rule in task_rules.items():
-        place = rule_places[name][path]
-        if rule != rules[place]:
-          raise config_lib.UserError(
-            f'tasks {first_tasks[place]} and {name} share {path}, but one'
-            ' freezes it, or gives it another learning rate or weight decay:'
-            ' choose objectives that treat it alike, or set'
-            f' config.tasks.{name}.modality to a name of its own'
-          )
     program = _Program(
-      steps=_Turns(order),
       config=config,
       features=first.features,
       lengths=first.lengths,
       objective=_JointObjective(config, programs, places),
       mesh=first.mesh,
       rules=rules_lib.Rules(rules),
-      param_shardings=shardings,
+      param_shardings=_join(all_shardings, places),
       programs=programs,
       places=places,
+      order=order,
     )
     try:
       for name in programs:
@@ -286,24 +286,30 @@ class Tasks(variant.Variant):
     return program
 
   def _places(
-    self, modality: str, task: str, program: Program, paths: Iterable[str]
-  ) -> dict[str, str]:
-    """Returns the paths in the run of paths in the task's own tree."""
-    modality = modality or type(program.features['image']).__name__.lower()
-    trunk = program.objective.trunk_path
-    before = f'{trunk}/' if trunk else ''
-    places = {}
-    for path in paths:
-      trunk_path = path.removeprefix(before)
-      layer = re.match(r'blocks_(\d+)/', trunk_path)
-      is_first = layer is not None and int(layer[1]) < self.layers
-      if not path.startswith(before) or _TASK_MODULES.match(trunk_path):
-        places[path] = f'tasks/{task}/{path}'
-      elif _SHARED.match(trunk_path) and not is_first:
-        places[path] = trunk_path
-      else:
-        places[path] = f'modalities/{modality}/{trunk_path}'
-    return places
+    self,
+    config: ml_collections.ConfigDict,
+    programs: Mapping[str, Program],
+    values: Mapping[str, Mapping[str, Any]],
+  ) -> Places:
+    """Returns the places of parameters; `values` are by task and its paths."""
+    all_places: Places = {}
+    for task, program in programs.items():
+      kind = type(program.features['image']).__name__.lower()
+      modality = config.tasks[task].modality or kind
+      trunk = program.objective.trunk_path
+      before = f'{trunk}/' if trunk else ''
+      places = all_places[task] = {}
+      for path in values[task]:
+        trunk_path = path.removeprefix(before)
+        layer = re.match(r'blocks_(\d+)/', trunk_path)
+        is_first = layer is not None and int(layer[1]) < self.layers
+        if not path.startswith(before) or _TASK_MODULES.match(trunk_path):
+          places[path] = f'tasks/{task}/{path}'
+        elif _SHARED.match(trunk_path) and not is_first:
+          places[path] = trunk_path
+        else:
+          places[path] = f'modalities/{modality}/{trunk_path}'
+    return all_places
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,14 +328,11 @@ class _Experiment(Experiment):
     return self.tasks
 
   def loaded_params(self) -> Any:
-    starts = {
-      name: params
-      for name, task in self.tasks.items()
-      if (params := task.loaded_params()) is not None
-    }
+    starts = {name: task.loaded_params() for name, task in self.tasks.items()}
+    starts = {name: x for name, x in starts.items() if x is not None}
     return _join_params(starts, self.program.places) if starts else None
 
-  def _steps_before(self, step: int) -> dict[str, int]:
+  def steps_before(self, step: int) -> dict[str, int]:
     """Returns how many of the first `step` steps are of each task."""
     if self.program.order is None:
       return dict.fromkeys(self.tasks, step)
@@ -342,7 +345,7 @@ class _Experiment(Experiment):
     del calls  # each makes one step
     feeds = {
       name: self.tasks[name].train_batches(done)
-      for name, done in self._steps_before(start).items()
+      for name, done in self.steps_before(start).items()
       if done < self.tasks[name].total_steps
     }
     order, names = self.program.order, [*self.tasks]
@@ -357,24 +360,6 @@ class _Experiment(Experiment):
       return super().log_due(step)
     first = math.ceil(step // self.log_every * self.log_every)
     return order[step - 1] not in order[max(first - 1, 0) : step - 1]
-
-  def measured(
-    self, state: TrainState, names: Iterable[str]
-  ) -> Iterator[experiment_lib.Measured]:
-    for name, task in self.tasks.items():
-      keys = {f'{name}_{key}': key for key in task.evaluators}
-      keys = {x: keys[x] for x in names if x in keys}
-      if keys:
-        params = self.program.part(state, name).eval_params
-        place = f'config.tasks.{name}.evals'
-        yield experiment_lib.Measured(task, params, keys, place)
-
-  def warnings(self, scalars: Mapping[str, float], step: int) -> list[str]:
-    lines = []
-    for name, task in self.tasks.items():
-      if means := _below(scalars, name):
-        lines += task.program.objective.warnings(means, step)
-    return lines
 
   def fingerprint(self) -> str:
     prints = [task.fingerprint() for task in self.tasks.values()]
@@ -394,22 +379,8 @@ class _Experiment(Experiment):
       }
     return files
 
-  def table(self, results: Mapping[str, float | None], step: int) -> str:
-    rows = []
-    for name, done in self._steps_before(step).items():
-      task, metrics = self.tasks[name], []
-      for key, x in results.items():
-        evaluation, _, metric = key.removeprefix(f'{name}_').partition('/')
-        is_of_task = (
-          key.startswith(f'{name}_') and evaluation in task.evaluators
-        )
-        if is_of_task and x is not None and metric != 'examples':
-          metrics.append(f'{evaluation}/{metric} {x:.4g}')
-      count = len(task.source)
-      epochs = f'{done * task.config.train.batch_size / count:.1f}'
-      rows.append((name, count, done, epochs, ', '.join(metrics)))
-    columns = 'task', 'examples', 'steps', 'epochs', 'results'
-    return tables.Table(columns, rows).text(tables.room(sys.stderr))
+  def hooks(self) -> list[hooks_lib.Hook]:
+    return [*super().hooks(), _ShowTable()]
 
   def with_accumulation(self, accumulation: int) -> Self:
     config = config_lib.with_accumulation(self.config, accumulation)
@@ -423,6 +394,27 @@ class _Experiment(Experiment):
   def cached(self) -> Self:
     tasks = {name: task.cached() for name, task in self.tasks.items()}
     return dataclasses.replace(self, tasks=tasks)
+
+
+class _ShowTable(hooks_lib.Hook):
+  """Shows the results by task at the end."""
+
+  def end(self, run: 'Run') -> None:
+    e, rows = cast(_Experiment, run.experiment), []
+    for name, done in e.steps_before(run.step).items():
+      task, metrics = e.tasks[name], []
+      for key, x in (run.results or {}).items():
+        evaluation, _, metric = key.removeprefix(f'{name}_').partition('/')
+        is_of_task = (
+          key.startswith(f'{name}_') and evaluation in task.evaluators
+        )
+        if is_of_task and metric != 'examples':
+          metrics.append(f'{evaluation}/{metric} {x:.4g}')
+      epochs = f'{task.epoch(done):.1f}'
+      rows.append((name, len(task.source), done, epochs, ', '.join(metrics)))
+    columns = 'task', 'examples', 'steps', 'epochs', 'results'
+    table = tables.Table(columns, rows).text(tables.room(sys.stderr))
+    logging.info('%s', table)
 
 
 class _Feed(feed.Feed):
@@ -460,27 +452,6 @@ class _Feed(feed.Feed):
         stack.callback(task_feed.close)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Turns(variant.Variant):
-  """The steps of several tasks.
-
-  Attributes:
-    order: The task of each step, int32 [steps]; None: each step is of all.
-  """
-
-  order: np.ndarray | None
-
-  def programs(self, program: Program) -> Sequence[Program]:
-    if self.order is None:
-      return (program,)
-    joint = cast(_Program, program)
-    return [_OneTask(joint, name) for name in joint.programs]
-
-  def choose(self, config: ml_collections.ConfigDict, step: int) -> int:
-    del config
-    return 0 if self.order is None else int(self.order[step])
-
-
 @dataclasses.dataclass(eq=False, kw_only=True)
 class _Program(Program):
   """The functions of several tasks, each of which is a `Program` of its own.
@@ -491,17 +462,21 @@ class _Program(Program):
   Attributes:
     programs: The program of each task alone.
     places: Where the parameters of each task lie.
-    steps: The task of each step.
+    order: The task of each step, int32 [steps]; None: each step is of all.
   """
 
   programs: dict[str, Program]
   places: Places
-  steps: _Turns
+  order: np.ndarray | None
 
-  @property
-  def order(self) -> np.ndarray | None:
-    """The task of each step, int32 [steps]; None: each step is of all."""
-    return self.steps.order
+  @functools.cached_property
+  def variants(self) -> Sequence[Program]:
+    if self.order is None:
+      return (self,)
+    return [_OneTask(self, name) for name in self.programs]
+
+  def variant(self, step: int) -> Program:
+    return self.variants[0 if self.order is None else int(self.order[step])]
 
   @functools.cached_property
   def _init(self) -> state_lib.Init:
@@ -549,7 +524,6 @@ class _Program(Program):
     return '/'.join(keys)
 
   def part(self, state: TrainState, name: str) -> TrainState:
-    """Returns the train state of one task, as a run of it alone has it."""
     leaves = sharding.leaves(state)
     part: TrainState = jax.tree_util.tree_map_with_path(
       lambda path, _: leaves[self.address(name, path)],
@@ -678,6 +652,13 @@ class _JointObjective(objectives.Objective):
       params,
     )
 
+  def warnings(self, scalars: Mapping[str, float], step: int) -> list[str]:
+    lines = []
+    for name, program in self._programs.items():
+      if means := _below(scalars, name):
+        lines += program.objective.warnings(means, step)
+    return lines
+
   def after_step(self, extra: Any, ok: Any, has_batch: Any) -> dict[str, Any]:
     return {
       name: x.objective.after_step(extra[name], ok, has_batch)
@@ -686,56 +667,56 @@ class _JointObjective(objectives.Objective):
 
 
 def _join(
-  values: Mapping[str, Mapping[str, Any]], places: Places
+  values: Mapping[str, Mapping[str, Any]],
+  places: Places,
+  conflict: Callable[..., str] | None = None,
 ) -> dict[str, Any]:
   """Returns values of parameters by their paths in the run.
 
   `values` are by task, and by the path in its own tree. What tasks share is
-  that of the first.
+  that of the first. `conflict` says what is wrong where another differs; it
+  takes the place, the names of both tasks, and both values.
   """
-  joined: dict[str, Any] = {}
+  joined: dict[str, tuple[str, Any]] = {}
   for task, task_values in values.items():
     for path, x in task_values.items():
-      joined.setdefault(places[task][path], x)
-  return joined
+      place = places[task][path]
+      first_task, first = joined.setdefault(place, (task, x))
+      if conflict is not None and first != x:
+        problem = conflict(place, first_task, task, (first, x))
+        raise config_lib.UserError(
+          f'tasks {first_task} and {task} share {path}, but {problem}'
+        )
+  return {place: x for place, (_, x) in joined.items()}
 
 
-def _first_tasks(places: Places) -> dict[str, str]:
-  """Returns the first task that has each path in the run."""
-  first_tasks: dict[str, str] = {}
-  for task, task_places in places.items():
-    for place in task_places.values():
-      first_tasks.setdefault(place, task)
-  return first_tasks
-
-
-def _check_shapes(
-  all_shardings: Mapping[str, Mapping[str, sharding.ParamSharding]],
-  places: Places,
-  shardings: Mapping[str, sharding.ParamSharding],
+def _check_trunk(
+  shapes: Mapping[str, Mapping[str, tuple[int, ...]]], places: Places
 ) -> None:
   """Raises a UserError if tasks do not fit on one trunk."""
-  prefixes = ('tasks/', 'modalities/')
-  trunk = {x for x in shardings if not x.startswith(prefixes)}
-  for task, task_shardings in all_shardings.items():
-    for path, param in task_shardings.items():
-      place = places[task][path]
-      if param.shape == shardings[place].shape:
-        continue
+
+  def conflict(
+    place: str, first_task: str, task: str, pair: tuple[Any, Any]
+  ) -> str:
+    if place.startswith(_PREFIXES):
+      advice = (
+        'those of one modality share patches, positions and channels: make'
+        f' them equal, or set config.tasks.{task}.modality to another name'
+      )
+    else:
       advice = (
         'all share the trunk, config.model: leave out what differs in'
         f' config.tasks.{task}.model'
-        if place in trunk
-        else 'those of one modality share patches, positions and channels: make'
-        f' them equal, or set config.tasks.{task}.modality to another name'
       )
-      first_task = _first_tasks(places)[place]
-      raise config_lib.UserError(
-        f'tasks {first_task} and {task} share {path}, but its shape is'
-        f' {list(shardings[place].shape)} in {first_task} and'
-        f' {list(param.shape)} in {task}: {advice}'
-      )
-    if lacks := sorted(trunk - set(places[task].values())):
+    first, shape = map(list, pair)
+    return (
+      f'its shape is {first} in {first_task} and {shape} in {task}: {advice}'
+    )
+
+  joined = _join(shapes, places, conflict)
+  trunk = {x for x in joined if not x.startswith(_PREFIXES)}
+  for task, task_places in places.items():
+    if lacks := sorted(trunk - set(task_places.values())):
       raise config_lib.UserError(
         f'tasks have no trunk in common: {task} lacks'
         f' {config_lib.join_first(lacks)}; give all the same family and depth'

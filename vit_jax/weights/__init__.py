@@ -26,6 +26,7 @@ from vit_jax import models
 from vit_jax.config import checkpoints
 from vit_jax.config import parts
 from vit_jax.data import features as features_lib
+from vit_jax.data import kinds as kinds_lib
 from vit_jax.models import subtrees
 from vit_jax.models import values as values_lib
 from vit_jax.models import zoo
@@ -60,6 +61,7 @@ class Loaded:
     trained_with: Config of the run that trained it, if that was one of ours.
     objective_params: Parameters that the objective of that run has beside the
       model, in their places in the objective's tree; {} if there are none.
+    overrides: Values of `models.KEYS` that the caller of `load` has chosen.
   """
 
   model: models.Model
@@ -74,6 +76,9 @@ class Loaded:
     default=None, compare=False
   )
   objective_params: Any = dataclasses.field(default_factory=dict, compare=False)
+  overrides: Mapping[str, Any] = dataclasses.field(
+    default_factory=dict, compare=False
+  )
 
   def __repr__(self) -> str:
     """Returns the facts in one line; `model` and `changes` have the fields."""
@@ -97,7 +102,7 @@ class Loaded:
     """
     is_known = self.classes or 'logits' in self.preprocess.outputs
     if self.model.num_classes == 1 and not is_known:
-      number = features_lib.from_dict(
+      number = kinds_lib.from_dict(
         {'kind': 'Number', 'quantities': ('output',)}
       )
       assert isinstance(number, features_lib.Target)
@@ -207,6 +212,7 @@ class Loaded:
       position_size=size,
       changes=(*self.changes, *changes),
       objective_params=objective_params,
+      overrides={**self.overrides, **model_overrides},
     )
 
   def _with_keys(

@@ -42,17 +42,9 @@ def features(
     layers: Indices from 0; negative ones count from the end. None: all.
     batch_size: Images at a time.
   """
-  check_tokens(vit)
   chosen = range(depth(vit)) if layers is None else layers
   index = np.asarray([layer_index(vit, layer) for layer in chosen], np.int32)
-  return reduced(
-    vit,
-    images,
-    ('tokens',),
-    lambda outputs: outputs['tokens'][index],
-    1,
-    batch_size,
-  )
+  return reduced_one(vit, images, 'tokens', lambda x: x[index], 1, batch_size)
 
 
 def embeddings(
@@ -173,10 +165,26 @@ def reduced(
   """
   if 'attention' in names:
     batch_size = min(batch_size, attention_batch(vit))
+  elif 'tokens' in names:
+    check_tokens(vit)
   params = jax.tree.map(jnp.asarray, vit.params)
   look = functools.partial(_look, vit.model, tuple(names), params)
   inputs = [prepared(vit, images)]
   return batched.in_batches(lambda x: reduce(look(x)), inputs, batch_size, axis)
+
+
+def reduced_one(
+  vit: weights.Loaded,
+  images: Any,
+  name: str,
+  reduce: Callable[[jax.Array], Any],
+  axis: int = 0,
+  batch_size: int = _BATCH,
+) -> Any:
+  """Reduces the array of a name; the arguments are those of `reduced`."""
+  return reduced(
+    vit, images, (name,), lambda x: reduce(x[name]), axis, batch_size
+  )
 
 
 def attention_batch(vit: weights.Loaded) -> int:

@@ -13,7 +13,7 @@ import re
 from typing import Any
 from typing import NamedTuple
 
-from vit_jax.data.host import geometry
+from vit_jax.data.host import crop_modes
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 
@@ -42,7 +42,7 @@ class Defaults:
   mean_std: MeanStd = base.IMAGENET
   # Side of the crop, as a fraction of the resized image's.
   crop_pct: float = 0.875
-  crop_mode: str = 'center'  # one of `geometry.CROP_MODES`
+  crop_mode: str = 'center'  # one of `crop_modes.CROP_MODES`
   interpolation: str = 'bicubic'  # one of `geometry.INTERPOLATIONS`
   resize_like: str = 'timm'  # as `config.data.resize_like`
 
@@ -58,7 +58,7 @@ FILL = 'fill_color'
 LEVEL = typed.Kind(
   'a whole number from 0 to 255', lambda x: type(x) is int and 0 <= x <= 255
 )
-_CROP_MODE = typed.choice(*geometry.CROP_MODES)
+_CROP_MODE = typed.choice(*crop_modes.CROP_MODES)
 
 
 def from_timm(
@@ -74,12 +74,12 @@ def from_timm(
   mean, std = defaults.mean_std if channels == 3 else HALF
   mean = config.channel_values(f'{key}.mean', channels, mean)
   crop = config.get(f'{key}.crop_pct', typed.POSITIVE, defaults.crop_pct)
-  if not geometry.is_crop_pct(crop):
+  if not crop_modes.is_crop_pct(crop):
     raise config.error(
       f'{key}.crop_pct', crop, 'it must not be above 1, or below 0.001'
     )
   mode = config.get(f'{key}.crop_mode', _CROP_MODE, defaults.crop_mode)
-  resize = geometry.before_crop(size, crop)
+  resize = crop_modes.before_crop(size, crop)
   preprocess = {
     'image_size': size,
     'channels': channels,

@@ -15,7 +15,7 @@ from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.data import augmentations
 from vit_jax.data import features
-from vit_jax.data.device import crops
+from vit_jax.data.device import boxes
 from vit_jax.data.device import mixing
 from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
@@ -68,7 +68,7 @@ def evaluate(images=IMAGES, **data) -> np.ndarray:
   return np.asarray(compiled(eval_transform, **data)(images))
 
 
-resample = jax.jit(crops.resample, static_argnames='crop')
+resample = jax.jit(boxes.resample, static_argnames='crop')
 
 
 BOXES = [(0, 0, 24, 30), (3, 5, 17, 11), (1, 2, 5, 8), (20, 27, 4, 3)]
@@ -126,7 +126,7 @@ def test_resample_flips():
 )
 def test_boxes_are_drawn_as_on_the_host(size, scale):
   crop = Crop('random_resized', (8, 8), None, scale, (0.5, 2.0))
-  sample = jax.jit(jax.vmap(functools.partial(crops.sample_box, size, crop)))
+  sample = jax.jit(jax.vmap(functools.partial(boxes.sample_box, size, crop)))
   found = np.asarray(sample(jax.random.split(KEY, 500)))
   rngs = [np.random.default_rng(i) for i in range(500)]
   wanted = np.array([transforms.sample_box(size, crop, r) for r in rngs])

@@ -19,16 +19,12 @@ come (`balance.py`).
 """
 
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Mapping
-from collections.abc import Sequence
-import concurrent.futures
 import dataclasses
 import functools
 import math
 import os
 from typing import Any
-from typing import TypeVar
 
 import ml_collections
 import numpy as np
@@ -43,8 +39,6 @@ from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host.prefetch import Batch
 from vit_jax.data.host.prefetch import Batches
 
-Item = TypeVar('Item')
-Result = TypeVar('Result')
 Views = Mapping[str, geometry.View]
 # Draws the positions of an epoch, int64 [N], from its random numbers.
 Order = Callable[[np.random.Generator], np.ndarray]
@@ -185,15 +179,6 @@ def num_cores() -> int:
   if hasattr(os, 'sched_getaffinity'):  # respects limits such as a job's
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
-
-
-def in_threads(
-  function: Callable[[Item], Result], items: Sequence[Item], at_once: int = 256
-) -> Iterator[Result]:
-  """Yields what a function returns of items, in order, on all cores."""
-  with concurrent.futures.ThreadPoolExecutor(num_cores()) as pool:
-    for start in range(0, len(items), at_once):
-      yield from pool.map(function, items[start : start + at_once])
 
 
 def _host_rows(batch_size: int, host_index: int, host_count: int) -> range:

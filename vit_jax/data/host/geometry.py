@@ -1,10 +1,7 @@
 """Crops and sizes of images, the same on the host and on the device."""
 
-from collections.abc import Callable
 from collections.abc import Mapping
-import contextlib
 import dataclasses
-import math
 from typing import Annotated
 from typing import Any
 from typing import cast
@@ -14,7 +11,6 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax.config import options
 from vit_jax.config import parts
-from vit_jax.config import UserError
 
 CROPS = {
   'random_resized': 'vit_jax.data.host.geometry:RandomResized',
@@ -25,7 +21,6 @@ CROPS = {
 }
 INTERPOLATIONS = ('bilinear', 'bicubic')
 LIKE = ('timm', 'transformers')
-CROP_MODES = ('center', 'squash', 'border')  # of timm
 TRIES = 10  # random crops to try before the middle of the image is taken
 
 Size = tuple[int, int]  # (height, width), in pixels
@@ -124,6 +119,12 @@ class Crop:
       return False
     return self.interpolation == 'bicubic' or bool(self.resize_like)
 
+  @property
+  def least_size(self) -> Size:
+    """The size of the smallest resized image that it is cut from."""
+    pad = 2 * self.pad * (self.resize is not None)
+    return cast(Size, tuple(side - pad for side in self.size))
+
   def resized(self, size: Size) -> Size:
     """Returns the (height, width) to which an image of a size is resized.
 
@@ -132,19 +133,14 @@ class Crop:
     resized and padded image is never smaller than the crop, so the short side
     of a long image may become larger than `resize`.
     """
+    if self.resize_like or self.border:
+      as_library = config_lib.wing('vit_jax.data.host.crop_modes:resized')
+      library_size: Size | None = as_library(self, size)
+      if library_size is not None:
+        return library_size
     if isinstance(self.resize, tuple):
-      return _fitted(size, self.resize, max) if self.border else self.resize
-    needed = [x - 2 * self.pad * (self.resize is not None) for x in self.size]
-    if self.resize is not None and self.resize_like:
-      # torchvision's Resize: the short side is exact, the other rounded down.
-      height, width = (self.resize * n // min(size) for n in size)
-      if self.resize_like == 'timm' and self.size[0] != self.size[1]:
-        height, width = (self.resize * n // min(self.size) for n in self.size)
-        if self.crop_pct is not None:
-          height, width = before_crop(self.size, self.crop_pct)
-        height, width = _fitted(size, (height, width), min)
-      if height >= needed[0] and width >= needed[1]:
-        return height, width
+      return self.resize
+    needed = self.least_size
     factor = max(n / x for n, x in zip(needed, size, strict=True))
     if self.resize is not None:
       factor = max(factor, self.resize / min(size))
@@ -153,17 +149,6 @@ class Crop:
       max(needed[0], round(size[0] * factor)),
       max(needed[1], round(size[1] * factor)),
     )
-
-
-def before_crop(size: Size, crop_pct: float) -> Size:
-  """Returns timm's `scale_size`, of which a crop of `size` is cut."""
-  return math.floor(size[0] / crop_pct), math.floor(size[1] / crop_pct)
-
-
-def _fitted(size: Size, filled: Size, longest: Callable[..., float]) -> Size:
-  """Returns the size within (`max`) or around (`min`) one, as timm does."""
-  ratio = longest(x / n for x, n in zip(size, filled, strict=True))
-  return max(round(size[0] / ratio), 1), max(round(size[1] / ratio), 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,30 +270,9 @@ def resizing(value: Any, size: Size, key: str) -> dict[str, Any]:
   if not isinstance(value, str):
     is_size = isinstance(value, list | tuple)
     return {'resize': (value[0], value[1]) if is_size else value}
-  part = parts.Part('')
-  with contextlib.suppress(UserError):  # the error below says more
-    part = parts.parse(value, key)
-  mode, (crop_pct, *values) = part.name, part.args or (None,)
-  fill = tuple(values)
-  good = mode in CROP_MODES and not part.options and is_crop_pct(crop_pct)
-  if not good or (mode != 'border' and fill) or not is_fill(fill):
-    raise UserError(
-      f'config.{key} is {value!r}: write one positive number, (height, width),'
-      " or timm's crop_mode and crop_pct, such as 'center(0.875)',"
-      " 'squash(1.0)' or 'border(1.0, 0, 0, 0)' with the values of its channels"
-    )
-  height, width = before_crop(size, crop_pct)
-  fields: dict[str, Any] = {'resize': (height, width), 'crop_pct': crop_pct}
-  if mode == 'center':
-    fields['resize'] = min(height, width)
-  if mode == 'border':
-    fields |= {'border': True, 'fill': fill or (0,)}
+  by_mode = config_lib.wing('vit_jax.data.host.crop_modes:resizing')
+  fields: dict[str, Any] = by_mode(value, size, key)
   return fields
-
-
-def is_crop_pct(value: Any) -> bool:
-  """Whether it is a share of the sides of a resized image, as a number."""
-  return type(value) in (int, float) and 1e-3 <= value <= 1
 
 
 def is_fill(value: Any, bits: int = 16) -> bool:

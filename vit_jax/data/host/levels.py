@@ -8,19 +8,14 @@ them. Nothing here needs JAX.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
-from absl import logging
 import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.data import base
-
-# Rounded division by 257: 65,535 becomes 255.
-_TO_8_BITS = ((np.arange(2**16) + 128) // 257).astype(np.uint8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,19 +46,9 @@ class Levels:
     """
     if pixels.dtype == self.dtype:
       return pixels
-    if self.window is not None:
-      low, high = self.window
-      raise UserError(
-        f'{origin} has {8 * pixels.dtype.itemsize} bits, and the window of'
-        f' intensities from {low:g} to {high:g} is for images of {self.bits}:'
-        ' bring such images, or train with config.data.intensity=type'
-      )
-    if pixels.dtype == np.uint8:
-      return pixels.astype(np.uint16) * np.uint16(257)
-    if pixels.dtype != np.uint16:  # of an own source
-      return pixels
-    _say_reduced()
-    return _TO_8_BITS[pixels]
+    convert = config_lib.wing('vit_jax.data.host.bits:converted')
+    converted: np.ndarray = convert(self, pixels, origin)
+    return converted
 
   def scale(self, images: Any) -> Any:
     """Returns images [..., C] of NumPy or JAX as float32, in [0, 1]."""
@@ -115,12 +100,3 @@ def check(config: ml_collections.ConfigDict) -> None:
     raise UserError(f'config.data.bits is {data.bits}: choose 8 or 16')
   if data.intensity != 'type' or data.intensity_window:
     config_lib.wing('vit_jax.data.intensity:check')(config)
-
-
-@functools.cache  # once
-def _say_reduced() -> None:
-  logging.warning(
-    'warning: some images have 16 bits: only the upper 8 are kept, since the'
-    ' model was trained with config.data.bits=8; to use all 16, train with'
-    ' --config.data.bits=16'
-  )
