@@ -95,6 +95,7 @@ def draw_readme(
   import vit_jax
   from vit_jax.data import scenes
   from vit_jax.objectives import segmenter
+  from vit_jax.plots import class_colours
   from vit_jax.plots import style
 
   classifier = vit_jax.load(str(runs / 'cifar10-small'))
@@ -116,7 +117,7 @@ def draw_readme(
   )
   for axis, title in zip(axes[0], titles, strict=True):
     axis.set_title(title, fontsize=11)
-  colours = style.label_colours(source.features['map'].names)
+  colours = class_colours.label_colours(source.features['map'].names)
   for row, photo, attention, components, index in zip(
     axes, photos, rollout, tokens, _SCENES, strict=True
   ):

@@ -136,6 +136,7 @@ class Experiment:
     start: The checkpoint that parameters are loaded from; None: they are
       random.
     program: The compiled functions.
+    tasks: The experiments of several tasks by name; {}: it is of one.
   """
 
   config: ml_collections.ConfigDict
@@ -145,6 +146,7 @@ class Experiment:
   evaluators: dict[str, evaluation_base.Evaluator]
   start: 'Start | None'
   program: program_lib.Program
+  tasks: Mapping[str, 'Experiment'] = dataclasses.field(default_factory=dict)
 
   @functools.cached_property
   def log_every(self) -> Fraction:
@@ -234,8 +236,8 @@ class Experiment:
 
   @property
   def parts(self) -> Mapping[str, 'Experiment']:
-    """The experiments that this one is made of, by name: itself alone."""
-    return {'': self}
+    """The experiments of the tasks by name; of one task itself, as ''."""
+    return self.tasks or {'': self}
 
   @property
   def splits(self) -> Mapping[str, data.Source]:
@@ -366,7 +368,8 @@ class Experiment:
 
   def cached(self) -> Self:
     """Returns the experiment with its images in the cache of `data.cache`."""
-    return dataclasses.replace(self, cache=self.cache.load())
+    tasks = {name: task.cached() for name, task in self.tasks.items()}
+    return dataclasses.replace(self, cache=self.cache.load(), tasks=tasks)
 
 
 def create(

@@ -232,7 +232,7 @@ class Tasks(variant.Variant):
       config=config,
       lengths=program.lengths,
       total_steps=program.lengths.total,
-      cache=sources.keep(config, program.mesh, splits),
+      cache=sources.Splits(config, program.mesh, splits),
       evaluators={},  # tasks have them, and start for themselves
       start=None,
       program=program,
@@ -314,18 +314,9 @@ class Tasks(variant.Variant):
 
 @dataclasses.dataclass(frozen=True)
 class _Experiment(Experiment):
-  """The experiment of several tasks.
+  """The experiment of several tasks, each of which has its own steps."""
 
-  Attributes:
-    tasks: That of each task, by name. Its steps are those of the task.
-  """
-
-  tasks: dict[str, Experiment]
   program: '_Program'
-
-  @property
-  def parts(self) -> dict[str, Experiment]:
-    return self.tasks
 
   def loaded_params(self) -> Any:
     starts = {name: task.loaded_params() for name, task in self.tasks.items()}
@@ -390,10 +381,6 @@ class _Experiment(Experiment):
     }
     joint = cast(Tasks, variant.from_config(config))
     return cast(Self, joint.join(config, tasks, self.program.order))
-
-  def cached(self) -> Self:
-    tasks = {name: task.cached() for name, task in self.tasks.items()}
-    return dataclasses.replace(self, tasks=tasks)
 
 
 class _ShowTable(hooks_lib.Hook):
