@@ -89,12 +89,6 @@ def test_order_does_not_depend_on_where_the_folder_is(tmp_path):
   assert open_folder(tmp_path / 'there').fingerprint() != before.fingerprint()
 
 
-def test_slices_have_fingerprints_of_their_own(tmp_path):
-  root = stand_in.write_folder(tmp_path, train=4, val=2)
-  splits = ('train', 'train[:6]', 'train[6:]', 'val', 'train+val')
-  assert len({open_folder(root, s).fingerprint() for s in splits}) == 5
-
-
 def test_other_files_are_counted_and_named_once(tmp_path, monkeypatch):
   lines = []
   monkeypatch.setattr(

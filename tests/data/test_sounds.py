@@ -13,7 +13,6 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import evaluate
 from vit_jax.config import UserError
-from vit_jax.data import features
 from vit_jax.data import input_kinds
 from vit_jax.data import spectrogram
 from vit_jax.data import tones
@@ -93,17 +92,6 @@ def test_a_tone_is_in_its_band():
   assert spectrogram.log_mel(np.zeros(4_000, np.float32), how).max() < -15
 
 
-def test_tones_depend_on_split_and_position_alone():
-  config = make_config()
-  one, other = (data.open_source(config, x) for x in ('train', 'train[50%:]'))
-  a, b = one.read(3007), other.read(7)
-  assert a.index == b.index and one.id(3007) == other.id(7) == 'train/3007'
-  np.testing.assert_array_equal(a.image, b.image)
-  assert one.image_shape == (98, 32) and one.bits() == 16
-  assert one.classes == tones.CLASSES and len(one) == 6000
-  assert len({x.fingerprint() for x in (one, other)}) == 2
-
-
 def test_parts_in_time():
   """Training draws where a part begins; evaluation takes the middle."""
   config = make_config(data__std=(1.0,), data__mean=(0.0,))
@@ -120,6 +108,8 @@ def test_parts_in_time():
   ]
   assert len(found) == 6 and len(set(found)) > 1
   source = data.open_source(config, 'train')
+  assert source.image_shape == (98, 32) and source.bits() == 16
+  assert source.classes == tones.CLASSES
   middle = views.eval_batch(config, source.features)(batch)['image']
   np.testing.assert_allclose(middle, whole[:, 17:81], atol=1e-6)
 
@@ -138,21 +128,6 @@ def test_masks_hide_ranges():
   assert runs.max() <= 2  # one range each
   config.augment.audio.masks = 0
   assert (clips.mask(ones, keys, config.augment.audio) == 1).all()
-
-
-def test_a_draw_depends_on_its_row_alone():
-  config = make_config(
-    augment__audio__time_mask=10,
-    augment__mixup=0.4,
-    model__num_classes=6,
-  )
-  source = data.open_source(config, 'train')
-  batch = next(data.eval_batches(source, config, batch_size=6))
-  transform = jax.jit(views.train_transform(config, source.features))
-  whole = transform(batch, stand_in.rows(*range(6)))
-  part = transform({k: x[2:4] for k, x in batch.items()}, stand_in.rows(2, 3))
-  for name in ('image', 'label'):
-    np.testing.assert_allclose(whole[name][2:4], part[name], atol=1e-6)
 
 
 def test_files_of_any_rate_and_length(tmp_path):
@@ -233,11 +208,6 @@ def test_a_stream_of_unknown_length_is_read(tmp_path):
   content[at : at + 4] = b'\xff' * 4
   path.write_bytes(content)
   np.testing.assert_array_equal(sound_files.read(str(path), how, 1), whole)
-
-
-def test_what_a_feature_stores_comes_back():
-  audio = input_kinds.Audio((98, 64), mels=64, hop_ms=5.0, resample=False)
-  assert features.from_dict(audio.to_dict()) == audio
 
 
 @pytest.mark.slow

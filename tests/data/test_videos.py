@@ -2,7 +2,6 @@
 
 import commands
 import cv2
-import jax
 import numpy as np
 import pytest
 import stand_in
@@ -14,8 +13,6 @@ from vit_jax import data
 from vit_jax import evaluate
 from vit_jax.config import UserError
 from vit_jax.data import cache
-from vit_jax.data import features
-from vit_jax.data import input_kinds
 from vit_jax.data import moving_digits
 from vit_jax.data.device import views
 from vit_jax.data.host import levels
@@ -79,15 +76,6 @@ def test_a_frame_does_not_tell_the_direction():
   assert (np.minimum(*errors) < still).all()
 
 
-def test_a_video_depends_on_split_and_position_alone():
-  config = make_config()
-  one, other = (data.open_source(config, x) for x in ('train', 'train[50%:]'))
-  a, b = one.read(4007), other.read(7)
-  assert a.index == b.index and one.id(4007) == other.id(7) == 'train/4007'
-  np.testing.assert_array_equal(a.image, b.image)
-  assert len({x.fingerprint() for x in (one, other)}) == 2
-
-
 def test_clips_on_the_device():
   """The device draws where a clip begins; evaluation takes the middle."""
   config = make_config(size=(3, 24, 24), data__video__stride=2)
@@ -128,19 +116,6 @@ def test_frames_are_cropped_and_mirrored_alike(where, tmp_path):
   assert clips.shape == (6, 4, 24, 24, 1)
   np.testing.assert_array_equal(clips, clips[:, :1].repeat(4, axis=1))
   assert len(np.unique(clips[:, 0].sum(axis=(1, 2, 3)))) == 6
-
-
-def test_a_draw_depends_on_its_row_alone():
-  config = make_config(augment__mixup=0.4, model__num_classes=8)
-  config.data.update(crop='random_resized', flip=True)
-  source = data.open_source(config, 'train')
-  made = next(data.eval_batches(source, config, batch_size=6))
-  transform = jax.jit(views.train_transform(config, source.features))
-  whole = transform(made, stand_in.rows(*range(6)))
-  part = transform({k: x[2:4] for k, x in made.items()}, stand_in.rows(2, 3))
-  assert len(source) == 8000 and whole['label'].shape == (6, 8)
-  for name in ('image', 'label'):
-    np.testing.assert_allclose(whole[name][2:4], part[name], atol=1e-6)
 
 
 def test_files_and_folders_of_frames(tmp_path):
@@ -215,12 +190,6 @@ def test_bad_files_are_named(name, change, message, tmp_path):
   with pytest.raises(UserError, match=message) as found:
     stand_in.train_batch(config)
   assert '\n' not in str(found.value)
-
-
-def test_what_a_feature_stores_comes_back():
-  video = input_kinds.Video(None, 3, 2, 'pad')
-  assert features.from_dict(video.to_dict()) == video
-  assert video.span(4) == 7
 
 
 @pytest.mark.slow

@@ -40,16 +40,6 @@ def test_volumes_have_tubes_and_spheres():
   assert min(means[1:]) > means[0] + 40
 
 
-def test_a_volume_depends_on_split_and_position_alone():
-  one, other = open_volumes(), open_volumes('train[50%:]')
-  a, b = one.read(207), other.read(7)
-  assert a.index == b.index and one.id(207) == other.id(7) == 'train/207'
-  np.testing.assert_array_equal(a.image, b.image)
-  np.testing.assert_array_equal(a.values['map'], b.values['map'])
-  assert (one.read(0).image != open_volumes('test').read(0).image).any()
-  assert len({x.fingerprint() for x in (one, other)}) == 2
-
-
 def numbered(config):
   """Returns a transform, and a batch whose maps say where a place was."""
   source = data.open_source(config, 'train')
@@ -71,17 +61,6 @@ def test_a_map_follows_its_volume(how):
     for i in range(6):
       boxes = np.lib.stride_tricks.sliding_window_view(whole[i], (8, 8, 8))
       assert (boxes == labels[i]).all(axis=(3, 4, 5)).any()
-
-
-def test_a_draw_depends_on_its_row_alone():
-  config = make_config(flip=0.5, turn=0.5, foreground=0.5, shift=0.2, scale=0.1)
-  transform, batch = numbered(config)
-  whole = transform(batch, stand_in.rows(*range(6)))
-  part = transform({k: x[2:4] for k, x in batch.items()}, stand_in.rows(2, 3))
-  for name in ('image', 'map'):
-    np.testing.assert_array_equal(whole[name][2:4], part[name])
-  again = transform(batch, stand_in.rows(*range(6), key=1))
-  assert (np.asarray(again['image']) != np.asarray(whole['image'])).any()
 
 
 def test_crops_around_foreground():

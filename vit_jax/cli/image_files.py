@@ -154,11 +154,7 @@ def _expand(name: str) -> list[str]:
 
   if os.path.isdir(name):
     media = video_files.ENDINGS + sound_files.ENDINGS
-    return (
-      folder.images_below(name)
-      or scans.below(name)
-      or folder.below(name, media)
-    )
+    return folder.below(name) or scans.below(name) or folder.below(name, media)
   if os.path.lexists(name) or not glob.has_magic(name):
     return [name]
   # Names with a dot are matched only where the pattern has it, too.

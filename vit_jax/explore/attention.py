@@ -9,7 +9,6 @@ In comments: B images, N tokens (P before the patches), H heads, L layers,
 (h, w) the grid of patches.
 """
 
-from collections.abc import Callable
 from collections.abc import Sequence
 import functools
 from typing import Any
@@ -43,7 +42,9 @@ def attention_maps(
   goes to tokens that are not patches.
   """
   queries, grid = shown_queries(vit, query), features.patch_grid(vit)
-  return _reduced(vit, images, lambda x: maps(x, grid, queries), axis=1)
+  return features.reduced_array(
+    vit, images, 'attention', lambda x: maps(x, grid, queries), axis=1
+  )
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -104,7 +105,9 @@ def attention_rollout(vit: weights.Loaded, images: Any) -> np.ndarray:
   It is `rollout`, read at the tokens that the head reads. A map sums to at most
   one, as the rest comes from tokens that are not patches.
   """
-  return _reduced(vit, images, lambda x: read_out(vit, rollout(x)), axis=0)
+  return features.reduced_array(
+    vit, images, 'attention', lambda x: read_out(vit, rollout(x)), axis=0
+  )
 
 
 @jax.jit
@@ -131,8 +134,8 @@ def attention_distance(vit: weights.Loaded, images: Any) -> np.ndarray:
   """
   geometry = features.patch_grid(vit), patch_size(vit)
   prefix = features.prefix_length(vit)
-  return _reduced(
-    vit, images, lambda x: distances(x, *geometry, prefix), axis=1
+  return features.reduced_array(
+    vit, images, 'attention', lambda x: distances(x, *geometry, prefix), axis=1
   ).mean(axis=1)
 
 
@@ -180,7 +183,9 @@ def attention_entropy(vit: weights.Loaded, images: Any) -> np.ndarray:
 
   It is the mean of `entropies` over images.
   """
-  return _reduced(vit, images, entropies, axis=1).mean(axis=1)
+  return features.reduced_array(
+    vit, images, 'attention', entropies, axis=1
+  ).mean(axis=1)
 
 
 def entropy(attention: jax.Array) -> jax.Array:
@@ -306,16 +311,6 @@ def read_out(vit: weights.Loaded, flow: jax.typing.ArrayLike) -> jax.Array:
     read[prefix:] = 1 / (h * w)
   maps = jnp.einsum('q,bqk->bk', read / read.sum(), flow)[:, prefix:]
   return maps.reshape(-1, h, w)
-
-
-def _reduced(
-  vit: weights.Loaded, images: Any, reduce: Callable[[Any], Any], axis: int
-) -> np.ndarray:
-  """Reduces attention [L, B, H, N, N]; B is the result's axis `axis`."""
-  features.check_attention(vit)
-  return features.reduced(
-    vit, images, ('attention',), lambda x: reduce(x['attention']), axis
-  )
 
 
 def _with_gradients(

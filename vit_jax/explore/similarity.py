@@ -20,7 +20,6 @@ from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.evaluation import knn
 from vit_jax.evaluation import linear
-from vit_jax.explore import tokens
 from vit_jax.weights import features
 
 _BATCH = 32  # images in a minibatch of CKA
@@ -45,8 +44,6 @@ def layer_cka(
   of both models accepts.
   """
   models = [vit] if other_vit is None else [vit, other_vit]
-  for model in models:
-    features.check_tokens(model)
   inputs = [features.prepared(model, images) for model in models]
   count = len(inputs[0])
   if count < LEAST:
@@ -87,7 +84,9 @@ def layer_decodability(
   """
   prefix = features.prefix_length(vit)
   x, test_x = (
-    tokens.reduced(vit, x, lambda x: x[:, :, prefix:].mean(axis=2), axis=1)
+    features.reduced_array(
+      vit, x, 'tokens', lambda x: x[:, :, prefix:].mean(axis=2), axis=1
+    )
     for x in (images, test_images)
   )
   return decodability(x, labels, test_x, test_labels)

@@ -9,7 +9,6 @@ In comments: B images, N tokens (the patches come last), D hidden size, L
 layers, (h, w) the grid of patches.
 """
 
-from collections.abc import Callable
 import functools
 from typing import Any
 from typing import NamedTuple
@@ -20,6 +19,7 @@ import numpy as np
 
 from vit_jax import models
 from vit_jax import weights
+from vit_jax.explore import components
 from vit_jax.models import embedding
 from vit_jax.weights import batched
 from vit_jax.weights import features
@@ -53,7 +53,7 @@ def token_norms(vit: weights.Loaded, images: Any) -> np.ndarray:
   Patches with large norms are outliers that hold global information instead of
   the patch (Vision Transformers Need Registers, arXiv:2309.16588, section 2).
   """
-  return reduced(vit, images, norms, axis=1)
+  return features.reduced_array(vit, images, 'tokens', norms, axis=1)
 
 
 def patch_similarity(
@@ -67,8 +67,12 @@ def patch_similarity(
   """
   grid, index = features.patch_grid(vit), features.patch_index(vit, patch)
   layer = features.layer_index(vit, layer)
-  return reduced(
-    vit, images, lambda x: similarity_to(x[layer], grid, index), axis=0
+  return features.reduced_array(
+    vit,
+    images,
+    'tokens',
+    lambda x: similarity_to(x[layer], grid, index),
+    axis=0,
   )
 
 
@@ -84,16 +88,6 @@ def token_pca(vit: weights.Loaded, images: Any, layer: int = -1) -> np.ndarray:
   """
   grid, layer = features.patch_grid(vit), features.layer_index(vit, layer)
   return pca(features.features(vit, images, [layer])[0], grid)
-
-
-def reduced(
-  vit: weights.Loaded, images: Any, reduce: Callable[[Any], Any], axis: int
-) -> np.ndarray:
-  """Reduces tokens [L, B, N, D]; B is the result's axis `axis`."""
-  features.check_tokens(vit)
-  return features.reduced(
-    vit, images, ('tokens',), lambda x: reduce(x['tokens']), axis
-  )
 
 
 class Foreground(NamedTuple):
@@ -189,25 +183,18 @@ def foreground(tokens: np.ndarray, grid: tuple[int, int]) -> Foreground:
 
 
 def _components(x: np.ndarray) -> np.ndarray:
-  """Returns the first three principal components of x [n, D], float32 [n, 3].
+  """Returns three principal components of x [n, D], float32 [n, 3].
 
-  The largest weight of each component is positive. Where D is below 3, the last
-  components are 0.
+  Where x has fewer, the last ones are 0.
   """
-  x = x - x.mean(axis=0)
-  # For many patches, the covariance is smaller than the data.
-  _, vectors = np.linalg.eigh((x.T @ x).astype(np.float64))
-  vectors = vectors[:, ::-1][:, :3]
-  largest = np.abs(vectors).argmax(axis=0)
-  vectors = vectors * np.sign(vectors[largest, np.arange(vectors.shape[1])])
-  components = np.zeros((len(x), 3), np.float32)
-  components[:, : vectors.shape[1]] = x @ vectors.astype(np.float32)
-  return components
+  points = components.principal_components(x, 3).points
+  missing = 3 - points.shape[1]
+  return np.pad(points.astype(np.float32), ((0, 0), (0, missing)))
 
 
-def _stretched(components: np.ndarray) -> np.ndarray:
+def _stretched(points: np.ndarray) -> np.ndarray:
   """Returns components [n, 3] as colours, float32 [n, 3] in [0, 1]."""
-  low, high = np.percentile(components, _PERCENTILES, axis=0)
+  low, high = np.percentile(points, _PERCENTILES, axis=0)
   least = np.maximum(_LEAST_RANGE * (high - low)[0], np.finfo(np.float32).tiny)
-  scaled = (components - low) / np.maximum(high - low, least)
+  scaled = (points - low) / np.maximum(high - low, least)
   return scaled.clip(0, 1).astype(np.float32)

@@ -171,12 +171,25 @@ def reduced(
     axis: Axis of the images in the results of `reduce`.
     batch_size: Maximum number of images at a time; large attention reduces it.
   """
+  if 'tokens' in names:
+    check_tokens(vit)
   if 'attention' in names:
     batch_size = min(batch_size, attention_batch(vit))
   params = jax.tree.map(jnp.asarray, vit.params)
   look = functools.partial(_look, vit.model, tuple(names), params)
   inputs = [prepared(vit, images)]
   return batched.in_batches(lambda x: reduce(look(x)), inputs, batch_size, axis)
+
+
+def reduced_array(
+  vit: weights.Loaded,
+  images: Any,
+  name: str,
+  reduce: Callable[[jax.Array], Any],
+  axis: int = 0,
+) -> Any:
+  """Returns what `reduced` does, of one array: 'tokens' or 'attention'."""
+  return reduced(vit, images, (name,), lambda x: reduce(x[name]), axis)
 
 
 def attention_batch(vit: weights.Loaded) -> int:

@@ -85,15 +85,6 @@ def test_a_map_follows_its_image(crop, interpolation):
   np.testing.assert_array_equal(pixels[inner], expected[inner])
 
 
-def test_a_map_depends_on_its_row_alone():
-  config, batch = make_config(), batch_of()
-  whole = train(config, batch)['map']
-  turned = {name: np.roll(x, 3, axis=0) for name, x in batch.items()}
-  moved = train(config, turned, jnp.roll(jnp.arange(COUNT), 3))['map']
-  np.testing.assert_array_equal(moved, np.roll(whole, 3, axis=0))
-  assert (train(config, batch, key=2)['map'] != whole).any()
-
-
 def test_evaluation_takes_the_middle():
   config, batch = (
     make_config(image_size=(80, 100), eval_resize=SIZE),
