@@ -201,8 +201,8 @@ def class_names(
 ) -> tuple[str, ...]:
   """Returns the names of the classes, sorted, from the folder of each split.
 
-  They are those of train. Without train, as where a model is only measured,
-  they are those of the chosen splits.
+  They are train's. Without train, as where a model is only measured, they are
+  the classes of the chosen splits.
   """
   if 'train' in folders:
     return subfolders(folders['train'])

@@ -14,7 +14,7 @@ annotations/training.
 
 Pascal VOC lists the pairs: ImageSets/Segmentation/train.txt, and val and test,
 have one NAME a line. The lists may also be in ImageSets itself. Without
-classes.txt, the classes are those of Pascal VOC.
+classes.txt, the classes are Pascal VOC's.
 """
 
 from collections.abc import Callable

@@ -45,8 +45,8 @@ class WrappedSource(base.Source):
   ):
     """Wraps a split, which `facts` tell from the other in the fingerprint.
 
-    `features` replace those of the other; `rows`, int [N], are positions in it;
-    and `derived` is a value that an example has in place of its own.
+    `features` replace the other's. `rows`, int [N], are positions in it.
+    `derived` is a value that an example has in place of its own.
     """
     self.source, self._facts, self._derived = source, tuple(facts), derived
     self.features = source.features if features is None else features

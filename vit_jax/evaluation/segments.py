@@ -193,8 +193,8 @@ def objects(
   An object is a connected part of a class, also across corners. The counts are
   of labelled objects; of labelled objects without any place that is predicted
   so; and of predicted objects without any place that is labelled so. A
-  percentile of distances can miss a small object, and these counts cannot. The
-  arguments are those of `distances`.
+  percentile of distances can miss a small object, and these counts cannot.
+  `distances` has the same arguments.
   """
   result = np.zeros((len(labels), 3, classes), np.int64)
   for i, k, label, guess in _present(labels, predicted, ignore):

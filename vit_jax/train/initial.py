@@ -1,4 +1,4 @@
-"""What a run starts from: random parameters, or those of a checkpoint.
+"""What a run starts from: random parameters, or a checkpoint.
 
 `vit_jax.weights.initial` has the checkpoint at `config.init_from.path`.
 """
@@ -42,7 +42,7 @@ def fill_from_checkpoint(config: ml_collections.ConfigDict) -> Any:
 
 
 def fill(config: ml_collections.ConfigDict) -> None:
-  """Sets keys that are still open: mean and std, and those of the model."""
+  """Sets keys that are still open: mean and std, and keys of the model."""
   mean, std = config_lib.normalization(config)
   config.data.mean = config.data.mean or mean
   config.data.std = config.data.std or std
@@ -68,7 +68,7 @@ def start(
 ) -> 'Start | None':
   """Returns where the parameters come from; None: they are random.
 
-  The config has no open keys, and `classes` are those of the data, in order.
+  The config has no open keys, and `classes` are the data's, in order.
   `loaded` is from `fill_from_checkpoint`; None: it is loaded when it is needed.
   """
   if not config.init_from.path:

@@ -311,7 +311,7 @@ class _Experiment(Experiment):
   """The experiment of several tasks.
 
   Attributes:
-    tasks: That of each task, by name. Its steps are those of the task.
+    tasks: The experiment of each task, by name. It counts the task's steps.
   """
 
   tasks: dict[str, Experiment]
