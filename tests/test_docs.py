@@ -205,8 +205,8 @@ def expanded(word):
   """Returns what a shell makes of a word."""
   if not word.startswith('runs/') or '*' not in word:
     return [word]
-  found = sorted(map(str, pathlib.Path().glob(word)))
-  return [x for x in found if pathlib.Path(x).is_dir()]
+  actual = sorted(map(str, pathlib.Path().glob(word)))
+  return [x for x in actual if pathlib.Path(x).is_dir()]
 
 
 @pytest.mark.parametrize(('name', 'count'), [('transfer', 9), ('lora', 12)])

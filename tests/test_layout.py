@@ -78,13 +78,13 @@ class Import:
 @functools.cache
 def modules() -> dict[str, pathlib.Path]:
   """Returns the files of both packages by the names of their modules."""
-  found = {}
+  actual = {}
   for path in sorted(
     [*PACKAGE.rglob('*.py'), *(ROOT / BENCHMARKS).rglob('*.py')]
   ):
     name = '.'.join(path.relative_to(ROOT).with_suffix('').parts)
-    found[name.removesuffix('.__init__')] = path
-  return found
+    actual[name.removesuffix('.__init__')] = path
+  return actual
 
 
 def imports_of(name: str) -> Iterator[Import]:
@@ -130,8 +130,8 @@ def level(module: str) -> int:
   name = package(module)
   if module.endswith('.__main__'):
     return len(LEVELS)
-  found = [i for i, names in enumerate(LEVELS) if name in names]
-  return found[0] if found else len(LEVELS)
+  actual = [i for i, names in enumerate(LEVELS) if name in names]
+  return actual[0] if actual else len(LEVELS)
 
 
 def points_down(each: Import) -> bool:

@@ -169,8 +169,8 @@ class Calls:
     self.choices |= {key: best[key] for key in best if key != 'batch_size'}
 
   def best(self, model):
-    found = [x for x in self.rows if x[0] == model]
-    return max(found, key=lambda x: x[1])[2] if found else {}
+    actual = [x for x in self.rows if x[0] == model]
+    return max(actual, key=lambda x: x[1])[2] if actual else {}
 
   def train(self, model, batch_size, changes=None, options=None, **choices):
     said = self.choices | choices

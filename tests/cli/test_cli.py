@@ -20,13 +20,13 @@ from vit_jax.config import UserError
 
 def _commands():
   """Returns all modules that read flags, as `python -m` takes them."""
-  found = []
+  actual = []
   packages = (tiny.ROOT / 'vit_jax', tiny.ROOT / 'benchmarks')
   for path in sorted(path for x in packages for path in x.rglob('*.py')):
     if 'cli.run(main,' in path.read_text():
       name = '.'.join(path.relative_to(tiny.ROOT).with_suffix('').parts)
-      found.append(name.removesuffix('.__main__'))
-  return found
+      actual.append(name.removesuffix('.__main__'))
+  return actual
 
 
 # Processes that others start.
@@ -261,8 +261,8 @@ def test_what_follows_two_dashes_is_for_another_command():
   """As scripts/soak.py passes it on."""
   values = flags.FlagValues()
   others = ['--config.mesh.fsdp=2', '--config.objective.options.width=64']
-  found = cli.parse_flags(['soak', '--', *others], values)
-  assert found == ['soak', *others]
+  actual = cli.parse_flags(['soak', '--', *others], values)
+  assert actual == ['soak', *others]
 
 
 def test_an_error_in_a_package_names_the_line_of_the_user(tmp_path):

@@ -36,11 +36,11 @@ def test_every_leaf_is_typed_and_serialises():
 
 
 def test_a_number_has_its_noun():
-  found = [
+  actual = [
     config_lib.counted(i, x) for i in (0, 1, 2) for x in ('step', 'class')
   ]
-  assert found[:4] == ['0 steps', '0 classes', '1 step', '1 class']
-  assert found[4:] == ['2 steps', '2 classes']
+  assert actual[:4] == ['0 steps', '0 classes', '1 step', '1 class']
+  assert actual[4:] == ['2 steps', '2 classes']
 
 
 def test_only_cadence_may_change_on_resuming():

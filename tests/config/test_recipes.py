@@ -152,8 +152,8 @@ def test_recipe_has_the_published_size(name):
   model = models.from_config(config.model, 100 if 'cifar' in name else 1000)
   size = config_lib.pair(config.data.image_size, 'data.image_size')
   params = models.abstract_params(model, (*size, 3))
-  found = sum(x.size for x in jax.tree.leaves(params))
-  assert found == PARAMETERS[name]
+  actual = sum(x.size for x in jax.tree.leaves(params))
+  assert actual == PARAMETERS[name]
 
 
 @pytest.mark.parametrize(

@@ -62,27 +62,27 @@ def test_all_that_is_wrong_is_listed(folder, check):
   (folder / 'val' / 'bee' / 'more.TXT').write_text('')
   deep = np.arange(600, 1000, dtype=np.uint16).reshape(20, 20)
   (folder / 'training' / 'ant' / 'deep.png').write_bytes(stand_in.png(deep))
-  status, found = check(folder)
+  status, actual = check(folder)
   assert status == 1
-  assert sorted(x['id'] for x in found['damaged']) == sorted(names)
-  problems = {x['id']: x['problem'] for x in found['damaged']}
+  assert sorted(x['id'] for x in actual['damaged']) == sorted(names)
+  problems = {x['id']: x['problem'] for x in actual['damaged']}
   assert f'{folder}/{names[0]} is empty' in problems[names[0]]
   assert all('damaged' in problems[name] for name in names[1:])
-  (group,) = found['duplicates']
+  (group,) = actual['duplicates']
   assert sorted(group['ids']) == [
     'training/cow/2.png',
     'training/cow/twin.png',
     'val/ant/twin.png',
   ]
   assert sorted(group['splits']) == ['train', 'val']
-  assert found['ignored']['.txt']['count'] == 2
-  assert found['splits']['train']['classes'] == {'ant': 7, 'bee': 6, 'cow': 7}
-  assert found['splits']['train']['folder'] == f'{folder}/training'
-  assert found['examples'] == 27 and found['bits'] == {'8': 21, '16': 1}
-  assert found['intensity']['least'] == 600
-  assert found['intensity']['greatest'] == 999
-  assert '--config.data.intensity' in found['intensity']['warning']
-  assert found['sizes']['smallest'] == [20, 20]
+  assert actual['ignored']['.txt']['count'] == 2
+  assert actual['splits']['train']['classes'] == {'ant': 7, 'bee': 6, 'cow': 7}
+  assert actual['splits']['train']['folder'] == f'{folder}/training'
+  assert actual['examples'] == 27 and actual['bits'] == {'8': 21, '16': 1}
+  assert actual['intensity']['least'] == 600
+  assert actual['intensity']['greatest'] == 999
+  assert '--config.data.intensity' in actual['intensity']['warning']
+  assert actual['sizes']['smallest'] == [20, 20]
 
 
 def test_table_says_the_same(folder, capsys):
@@ -102,9 +102,9 @@ def test_good_data_are_said_to_be(folder, capsys):
 def test_classes_without_images_and_unknown_ones_are_all_listed(folder, check):
   (folder / 'training' / 'dog').mkdir()
   (folder / 'val' / 'ant').rename(folder / 'val' / 'aunt')
-  status, found = check(folder)
-  assert status == 1 and not found['damaged']
-  first, second = found['problems']
+  status, actual = check(folder)
+  assert status == 1 and not actual['damaged']
+  first, second = actual['problems']
   assert 'training/dog has no images' in first
   assert 'val/aunt is not a class of train' in second
 
@@ -120,13 +120,13 @@ def test_a_config_names_the_data_and_its_splits(folder, check):
     'skip_damaged': '',
   }
   flags = [f'--config.data.{key}={value}' for key, value in keys.items()]
-  status, found = check(file, *flags, '--config.evals.val.split=train[50%:]')
-  assert status == 0 and found['copies'] == 0
-  (group,) = found['duplicates']  # within a folder, but on both sides
+  status, actual = check(file, *flags, '--config.evals.val.split=train[50%:]')
+  assert status == 0 and actual['copies'] == 0
+  (group,) = actual['duplicates']  # within a folder, but on both sides
   assert sorted(group['splits']) == ['train[50%:]', 'train[:50%]']
-  assert set(found['splits']) == {'train[:50%]', 'train[50%:]', 'val'}
-  status, found = check(tiny.ROOT / 'configs' / 'digits.py')
-  assert status == 0 and found['examples'] == 1797
+  assert set(actual['splits']) == {'train[:50%]', 'train[50%:]', 'val'}
+  status, actual = check(tiny.ROOT / 'configs' / 'digits.py')
+  assert status == 0 and actual['examples'] == 1797
 
 
 def test_only_json_is_on_standard_output(folder):

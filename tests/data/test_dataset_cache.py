@@ -75,8 +75,8 @@ def test_batches_are_those_without_a_cache(folder, cache, mesh):
     lambda e: e.train_batches(2, [1, 4, 3, 1, 1]),
     lambda e: e.eval_batches('val'),
   ):
-    with make(plain) as expected, make(kept) as found:
-      pairs = list(zip(expected, found, strict=True))
+    with make(plain) as expected, make(kept) as actual:
+      pairs = list(zip(expected, actual, strict=True))
     assert pairs
     for a, b in pairs:
       assert a.keys() == b.keys()
@@ -147,9 +147,9 @@ def test_a_run_that_was_stopped_between_calls_resumes_to_the_bit(
   made = tiny.config(**CALLS, **tiny.RANDOM, data__cache='device')
   assert loop.run(made, str(tmp_path)).status == 128 + signal.SIGTERM
   assert os.listdir(tmp_path / 'checkpoints') == ['3']
-  found = run(tmp_path, made)
-  assert found[0] == called_run[0]
-  jax.tree.map(np.testing.assert_array_equal, found[1], called_run[1])
+  actual = run(tmp_path, made)
+  assert actual[0] == called_run[0]
+  jax.tree.map(np.testing.assert_array_equal, actual[1], called_run[1])
 
 
 def test_a_step_that_is_not_finite_within_a_call(tmp_path):

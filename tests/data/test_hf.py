@@ -126,8 +126,8 @@ def test_all_kinds_hold_the_same(root, kind, tmp_path):
     for image, label in zip(stored['image'], stored['label'], strict=True)
   }
   assert examples(source) == expected
-  found = source.column('label').tolist()
-  assert found == [source.read(i).values['label'] for i in range(TRAIN)]
+  actual = source.column('label').tolist()
+  assert actual == [source.read(i).values['label'] for i in range(TRAIN)]
   assert source.bits() == 8 and source.features['image'] == features.Image()
   assert (source.file(0) is not None) == is_folder
 
@@ -173,8 +173,8 @@ def test_captions_are_in_the_columns_that_are_named(tmp_path):
     data__columns__label='label',
   )
   source = data.open_source(config, 'train')
-  found = [source.captions(i) for i in range(TRAIN)]
-  assert sorted(found) == sorted(texts)
+  actual = [source.captions(i) for i in range(TRAIN)]
+  assert sorted(actual) == sorted(texts)
   assert source.read(0).values['text'] == source.captions(0)
   with pytest.raises(UserError, match='which is no text'):
     open_hf(tmp_path / 'saved', text=('height',), label='label').captions(0)
@@ -218,8 +218,8 @@ def test_threads_and_processes_read_the_same(root):
   alone = [source.read(i) for i in range(TRAIN)]
   for copy in (source, pickle.loads(pickle.dumps(source))):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-      found = list(pool.map(copy.read, [*range(TRAIN)] * 20))
-    assert found == alone * 20
+      actual = list(pool.map(copy.read, [*range(TRAIN)] * 20))
+    assert actual == alone * 20
   read = []
   for workers in (0, 2):
     config = tiny.config(

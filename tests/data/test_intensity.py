@@ -74,11 +74,11 @@ config = functools.partial(
 @pytest.fixture
 def lines(monkeypatch):
   """What is logged as a warning."""
-  found: list[str] = []
+  actual: list[str] = []
   monkeypatch.setattr(
-    logging, 'warning', lambda f, *args: found.append(f % args)
+    logging, 'warning', lambda f, *args: actual.append(f % args)
   )
-  return found
+  return actual
 
 
 def test_the_range_of_the_type_is_warned_of(folder, lines):
@@ -121,21 +121,21 @@ def test_what_a_window_shows_is_learned(folder, learned):
   else:
     files = (folder / 'train').rglob('*.png')
     values = [decode.as_stored(file.read_bytes()).ravel() for file in files]
-    wanted = np.percentile(
+    expected = np.percentile(
       np.concatenate(values), [0.5, 99.5], method='inverted_cdf'
     )
-    assert window == wanted.tolist()
+    assert window == expected.tolist()
   assert tiny.metrics(path)[-1]['step'] == 60
-  found = [x for x in tiny.metrics(path) if 'val/accuracy' in x]
-  assert found[-1]['val/accuracy'] == 1
+  actual = [x for x in tiny.metrics(path) if 'val/accuracy' in x]
+  assert actual[-1]['val/accuracy'] == 1
   assert '16 bits' not in (path / 'train.log').read_text()
   image = next((folder / 'val' / 'dim').iterdir())
   low, high = window
   stored = decode.as_stored(image.read_bytes())[:8]  # cut to 8 rows
   vit = vit_jax.load(path)
   scaled = np.clip((stored.astype(float) - low) / (high - low), 0, 1)
-  (found,) = vit.preprocess(image)[..., 0]
-  np.testing.assert_allclose(found, 2 * scaled - 1, atol=1e-5)
+  (actual,) = vit.preprocess(image)[..., 0]
+  np.testing.assert_allclose(actual, 2 * scaled - 1, atol=1e-5)
   assert vit.classes[vit.predict(image).argmax()] == 'dim'
 
 
@@ -189,13 +189,13 @@ def test_batches_keep_the_bits(folder, cache):
     batch = next(batches)
   assert batch['image'].dtype == np.uint16
   source = data.open_source(made, 'val')
-  wanted = decode.as_stored(source.read(0).image)
-  np.testing.assert_array_equal(batch['image'][0, ..., 0], wanted)
+  expected = decode.as_stored(source.read(0).image)
+  np.testing.assert_array_equal(batch['image'][0, ..., 0], expected)
   crop = jax.jit(views.eval_transform(e.config, (9, 8)))
-  found = crop(batch['image'])
-  assert found.dtype == np.float32
+  actual = crop(batch['image'])
+  assert actual.dtype == np.float32
   np.testing.assert_allclose(
-    found[0].mean(), 2 * wanted.mean() / 65535 - 1, atol=1e-3
+    actual[0].mean(), 2 * expected.mean() / 65535 - 1, atol=1e-3
   )
 
 
@@ -219,20 +219,20 @@ def test_policies_see_what_is_within_the_window():
   scaled = np.clip((image.astype(np.float32) - 1000) / 2000, 0, 1)
   eight = np.round(scaled * 255).astype(np.uint8)
   labels, rows = np.zeros(4, np.int32), np.arange(4)
-  found, wanted = (
+  actual, expected = (
     views.train_transform(c, {'image': features.Image()})(
       {'image': x, 'label': labels}, Rng(jax.random.key(0), rows)
     )['image']
     for c, x in ((made, image), (plain, eight))
   )
-  np.testing.assert_array_equal(found, wanted)
+  np.testing.assert_array_equal(actual, expected)
 
 
 def test_alpha_has_its_own_range():
   image = np.full((2, 2, 4), 1000, np.uint16)
   image[..., 3] = 32768
-  found = levels.Levels(16, (0, 4000)).scale(image)
-  np.testing.assert_allclose(found[0, 0], [0.25, 0.25, 0.25, 0.5], atol=1e-5)
+  actual = levels.Levels(16, (0, 4000)).scale(image)
+  np.testing.assert_allclose(actual[0, 0], [0.25, 0.25, 0.25, 0.5], atol=1e-5)
 
 
 def test_a_window_of_other_bits_is_refused(folder, tmp_path):

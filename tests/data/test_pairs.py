@@ -299,10 +299,10 @@ def test_maps_of_codes(tmp_path, kind):
   data.check(config)
   source = data.open_source(config, 'train')
   assert len(source) == 2
-  found = source.read(0).values['map']
+  actual = source.read(0).values['map']
   expected = np.full(stored.shape, 255)
   expected[stored == 7], expected[stored == 11] = 0, 1
-  np.testing.assert_array_equal(found, expected)
+  np.testing.assert_array_equal(actual, expected)
   batch = next(iter(data.eval_batches(source, config, batch_size=2)))
   assert set(np.unique(batch['map'])) == {0, 1, 255}
   config.data.map.suffix = '_gtFine_labelIds'

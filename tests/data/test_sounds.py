@@ -73,12 +73,12 @@ def test_spectrograms_are_those_of_kaldi():
     mel_floor=1.192092955078125e-07,
     remove_dc_offset=True,
   ).T
-  found = spectrogram.log_mel(sound, how)
-  assert found.shape == expected.shape == (98, 64)
-  np.testing.assert_allclose(found, expected, atol=1e-3)
+  actual = spectrogram.log_mel(sound, how)
+  assert actual.shape == expected.shape == (98, 64)
+  np.testing.assert_allclose(actual, expected, atol=1e-3)
   low, high = spectrogram.RANGE
   stored = spectrogram.from_waveform(sound, how)[..., 0] / 65535
-  np.testing.assert_allclose(stored * (high - low) + low, found, atol=3e-4)
+  np.testing.assert_allclose(stored * (high - low) + low, actual, atol=3e-4)
 
 
 def test_a_tone_is_in_its_band():
@@ -100,13 +100,13 @@ def test_parts_in_time():
   assert parts.shape == (6, 64, 32, 1) and batch['image'].shape[1] == 98
   assert batch['image'].dtype == np.uint16
   whole = batch['image'] / 65535.0
-  found = [
+  actual = [
     i
     for part, x in zip(parts, whole, strict=True)
     for i in range(35)
     if np.allclose(part, x[i : i + 64], atol=1e-6)
   ]
-  assert len(found) == 6 and len(set(found)) > 1
+  assert len(actual) == 6 and len(set(actual)) > 1
   source = data.open_source(config, 'train')
   assert source.image_shape == (98, 32) and source.bits() == 16
   assert source.classes == tones.CLASSES
@@ -134,11 +134,11 @@ def test_files_of_any_rate_and_length(tmp_path):
   config = make_config(f'audio:{write_folder(tmp_path)}')
   source = data.open_source(config, 'train')
   assert len(source) == 6 and source.classes == ('high', 'low')
-  found = {source.id(i): source.read(i).image for i in range(6)}
-  one = found['train/low/a.wav'].astype(int)
+  actual = {source.id(i): source.read(i).image for i in range(6)}
+  one = actual['train/low/a.wav'].astype(int)
   assert one.shape == (98, 32, 1)
   for name in ('b.flac', 'c.wav'):  # two channels; resampled
-    other = found[f'train/low/{name}'].astype(int)
+    other = actual[f'train/low/{name}'].astype(int)
     loud = one > 30_000
     assert np.abs(one - other)[loud].max() < 2_000, name
   _, batch = stand_in.train_batch(config)
@@ -194,9 +194,9 @@ def claim_samples(path):
 def test_bad_files_are_named(change, message, tmp_path):
   root = write_folder(tmp_path)
   change(root / 'train' / 'low' / 'a.wav')
-  with pytest.raises(UserError, match=message) as found:
+  with pytest.raises(UserError, match=message) as error:
     stand_in.train_batch(make_config(f'audio:{root}'))
-  assert 'a.wav' in str(found.value) and '\n' not in str(found.value)
+  assert 'a.wav' in str(error.value) and '\n' not in str(error.value)
 
 
 def test_a_stream_of_unknown_length_is_read(tmp_path):

@@ -168,8 +168,8 @@ def test_captions_of_coco(tmp_path):
   config.train.batch_size = 4
   source = data.open_source(config, 'train')
   assert set(source.features) == {'image', 'text'}
-  found = [source.captions(i) for i in range(4)]
-  assert sorted(map(list, found)) == sorted(texts)
+  actual = [source.captions(i) for i in range(4)]
+  assert sorted(map(list, actual)) == sorted(texts)
 
   def drawn():
     batches = data.train_batches(source, config, start_step=0, num_steps=9)

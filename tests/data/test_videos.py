@@ -187,9 +187,9 @@ def test_bad_files_are_named(name, change, message, tmp_path):
   root = write_folder(tmp_path)
   change(root / 'train' / 'darker' / name)
   config = make_config(f'video:{root}', size=(12, 16, 16))
-  with pytest.raises(UserError, match=message) as found:
+  with pytest.raises(UserError, match=message) as error:
     stand_in.train_batch(config)
-  assert '\n' not in str(found.value)
+  assert '\n' not in str(error.value)
 
 
 @pytest.mark.slow

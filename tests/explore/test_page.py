@@ -218,16 +218,16 @@ def maps(vit, image):
   x = vit.preprocess(image)
 
   def of(query=None, layer=-1, head=None):
-    found = explore.attention_maps(vit, x, query=query)[layer, 0]
-    return found.mean(axis=0) if head is None else found[head]
+    actual = explore.attention_maps(vit, x, query=query)[layer, 0]
+    return actual.mean(axis=0) if head is None else actual[head]
 
   return of
 
 
 def check(browser, who, expected):
   """Asserts that a map [h, w] is shown."""
-  found, brightest, share = browser.readout()
-  assert found == who
+  actual, brightest, share = browser.readout()
+  assert actual == who
   assert brightest == np.unravel_index(expected.argmax(), GRID)
   assert share == pytest.approx(expected.max(), abs=0.002)
   # Lightness grows with what is shown, so brightness does.
@@ -473,8 +473,8 @@ def test_sentences_are_compared(driver, image, tmp_path):
     for item, each in zip(items, expected['sentences'], strict=True):
       name, share = item.text.split('\n')
       assert name == each['text']
-      found = float(share.rstrip(' %')) / 100
-      assert found == pytest.approx(each['probability'], abs=0.0006)
+      actual = float(share.rstrip(' %')) / 100
+      assert actual == pytest.approx(each['probability'], abs=0.0006)
     for item, each in zip(items, expected['sentences'], strict=True):
       item.click()
       assert item.get_attribute('aria-pressed') == 'true'

@@ -81,9 +81,9 @@ def raw(page, *lines):
 
 
 def test_models_are_described(page):
-  found = requests.get(f'{page}api/models').json()
-  assert found['most_bytes'] == uploads.MOST_BYTES
-  vit, mixer = found['models']
+  actual = requests.get(f'{page}api/models').json()
+  assert actual['most_bytes'] == uploads.MOST_BYTES
+  vit, mixer = actual['models']
   assert vit == vit | {
     'name': 'ViT-Ti/4',
     'heads': 2,
@@ -105,13 +105,13 @@ def test_an_upload_is_answered(page, viewers):
 
 def test_images_of_the_data_of_a_run(digits_run, viewers, tmp_path):
   """They are files that the page takes; of data elsewhere there are none."""
-  found = samples_lib.read(weights.load(digits_run))
-  assert len(found) == 12 and len({x.file for x in found}) == 12
-  with page_server.serving(viewers, samples=found) as page:
+  actual = samples_lib.read(weights.load(digits_run))
+  assert len(actual) == 12 and len({x.file for x in actual}) == 12
+  with page_server.serving(viewers, samples=actual) as page:
     names = requests.get(f'{page}api/models').json()['samples']
-    assert names == [x.name for x in found]
+    assert names == [x.name for x in actual]
     answer = requests.get(f'{page}api/samples/11')
-    assert answer.content == found[11].file
+    assert answer.content == actual[11].file
     assert look(page, answer.content).status_code == 200
     assert requests.get(f'{page}api/samples/12').status_code == 404
   loaded = weights.load(digits_run)

@@ -139,10 +139,10 @@ def test_an_evaluation_has_its_own_size(finished, capsys):
   expected = json.loads((finished / 'DONE').read_text())
   flags = [f'--from={finished}', '--data=digits', '--split=train[80%:]']
   commands.run(evaluate, '--format=json', *flags, '--model.patch_size=4')
-  found = json.loads(capsys.readouterr().out)
-  assert found['loss'] == pytest.approx(expected['val/loss'], 1e-5)
+  actual = json.loads(capsys.readouterr().out)
+  assert actual['loss'] == pytest.approx(expected['val/loss'], 1e-5)
   commands.run(evaluate, '--format=json', *flags)
-  assert json.loads(capsys.readouterr().out)['loss'] != found['loss']
+  assert json.loads(capsys.readouterr().out)['loss'] != actual['loss']
 
 
 def test_each_step_can_be_replayed(finished, capsys):

@@ -157,15 +157,15 @@ def test_optimizer_and_average_follow_the_parameters():
   e = build((1, 8, 1), optim__name='adamw', train__ema_decay=0.9)
   state = e.init()
   spec = jax.sharding.PartitionSpec('fsdp', None)
-  found = {
+  actual = {
     name.split('/')[0]: x
     for path, x in jax.tree_util.tree_leaves_with_path(state)
     if (
       name := jax.tree_util.keystr(path, simple=True, separator='/')
     ).endswith('blocks_1/mlp/up/kernel')
   }
-  assert found.keys() == {'params', 'opt_state', 'ema_params'}
-  for x in found.values():
+  assert actual.keys() == {'params', 'opt_state', 'ema_params'}
+  for x in actual.values():
     assert x.sharding.spec == spec
     assert {shard.data.shape for shard in x.addressable_shards} == {(8, 128)}
   total = sum(x.nbytes for x in jax.tree.leaves(state))

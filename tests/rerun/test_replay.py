@@ -144,8 +144,8 @@ def test_what_is_not_finite_is_told_in_a_sentence(
     ('gradient', 'the gradient of blocks_0/mlp/bias: 2 values'),
     ('parameters_after', 'the step, blocks_0/mlp/bias: 2 values'),
   ):
-    found = made_up(**{stage: bad})
-    monkeypatch.setattr(diagnose, 'examine', lambda *_, found=found: found)
+    actual = made_up(**{stage: bad})
+    monkeypatch.setattr(diagnose, 'examine', lambda *_, actual=actual: actual)
     repeat(config, workdir, 3)
     assert words in caplog.text
 
@@ -315,14 +315,14 @@ def test_a_poisoned_parameter_is_found_in_its_layer():
     'mesh__min_size': 0,
     'train__accumulation': 2,
   }
-  found = {}
+  actual = {}
   for blocks, overrides in (('blocks_1', {}), ('blocks', spread)):
     e = experiment_lib.build(tiny.config(**DROPOUT | overrides))
     with e.train_batches(0) as batches:
       batch = next(batches)
     state = poison(e, f'{blocks}/mlp/up/kernel', np.inf)
-    found[blocks] = diagnose.examine(e, state, batch, 0)
-  one, other = found.values()
+    actual[blocks] = diagnose.examine(e, state, batch, 0)
+  one, other = actual.values()
   for f in (one, other):
     bad = [name for name, x in f.arrays['parameters'].items() if x.bad]
     assert bad == ['blocks_1/mlp/up/kernel']

@@ -161,8 +161,8 @@ def test_problems_are_found():
     nbformat.v4.new_output('stream', text='saved in /home/me/runs\n'),
     nbformat.v4.new_output('error', ename='E', evalue='', traceback=[]),
   ]
-  found = notebooks.problems(nbformat.v4.new_notebook(cells=[cell]))
-  assert found == [
+  actual = notebooks.problems(nbformat.v4.new_notebook(cells=[cell]))
+  assert actual == [
     'its cells were not run once each, from top to bottom',
     'a cell failed',
     'it shows no figure',

@@ -116,7 +116,7 @@ def config(evaluations=EVALS, **overrides):
 
 def results(workdir):
   """Returns the results of all evaluations by step, in order."""
-  found = {}
+  actual = {}
   for line in tiny.metrics(workdir):
     kept = {
       name: x
@@ -124,9 +124,9 @@ def results(workdir):
       if '/' in name and not name.startswith('train/')
     }
     if kept:
-      assert line['step'] not in found, 'evaluated twice'
-      found[line['step']] = kept
-  return found
+      assert line['step'] not in actual, 'evaluated twice'
+      actual[line['step']] = kept
+  return actual
 
 
 @pytest.fixture(scope='module')
@@ -203,12 +203,12 @@ def test_one_result_however_it_is_computed(how):
       )
       return e, embedded.embeddings(context, 'train[:80%]')
 
-  e, found = embed(**how)
+  e, actual = embed(**how)
   _, expected = embed()
   source = e.probe_sources['near']
-  np.testing.assert_array_equal(found.labels, source.arrays['label'])
-  np.testing.assert_array_equal(found.index, source.indices)
-  np.testing.assert_allclose(found.features, expected.features, atol=1e-4)
+  np.testing.assert_array_equal(actual.labels, source.arrays['label'])
+  np.testing.assert_array_equal(actual.index, source.indices)
+  np.testing.assert_allclose(actual.features, expected.features, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -246,9 +246,9 @@ def test_several_processes_come_to_the_same(tmp_path):
   command = ['-m', 'vit_jax.main', *flags, f'--workdir={workdir}']
   with processes.start(command, 2, tmp_path / 'logs') as group:
     assert group.statuses() == [0, 0], group.log(0) + group.log(1)
-  found, expected = results(workdir), results(alone)
-  assert list(found) == list(expected) == [5, 10, 12]
-  for step, metrics in found.items():
+  actual, expected = results(workdir), results(alone)
+  assert list(actual) == list(expected) == [5, 10, 12]
+  for step, metrics in actual.items():
     assert metrics['test/examples'] == 359
     assert metrics['test/accuracy'] == pytest.approx(
       expected[step]['test/accuracy'], abs=5 / 359
@@ -390,8 +390,8 @@ def test_a_probe_may_choose_the_best(tmp_path):
   with pytest.raises(UserError, match=r"best is 'near/a.*of near/accuracy,"):
     experiment_lib.check(wrong)
   assert loop.run(best, str(tmp_path)).status == 0
-  found = {k: x['near/accuracy'] for k, x in results(tmp_path).items()}
-  assert os.listdir(tmp_path / 'best') == [str(max(found, key=found.get))]
+  actual = {k: x['near/accuracy'] for k, x in results(tmp_path).items()}
+  assert os.listdir(tmp_path / 'best') == [str(max(actual, key=actual.get))]
 
 
 OWN = 'mean_rank:MeanRank'

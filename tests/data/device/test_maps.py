@@ -91,10 +91,10 @@ def test_evaluation_takes_the_middle():
     batch_of(),
   )
   prepare = jax.jit(views.eval_batch(config, features_of()))
-  found = prepare(batch | {'index': np.arange(COUNT)})
+  actual = prepare(batch | {'index': np.arange(COUNT)})
   expected = batch['map'][:, 8:88, 10:110]
-  np.testing.assert_array_equal(found['map'], expected)
-  np.testing.assert_allclose(found['image'][..., 0], expected, atol=1e-3)
+  np.testing.assert_array_equal(actual['map'], expected)
+  np.testing.assert_allclose(actual['image'][..., 0], expected, atol=1e-3)
   # What the host has cropped already is only converted.
   config.data.image_size = SIZE
   kept = views.eval_batch(config, features_of(None))(batch)

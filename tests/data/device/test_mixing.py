@@ -81,8 +81,8 @@ def test_the_box_is_that_of_the_authors(size):
     high = [
       min(c + s // 2, n) for c, s, n in zip(center, sides, size, strict=True)
     ]
-    found = cut_box(size, share, jnp.array(middle))
-    assert found.tolist() == low + high
+    actual = cut_box(size, share, jnp.array(middle))
+    assert actual.tolist() == low + high
 
 
 @pytest.mark.parametrize('alpha', [0.2, 3.0])

@@ -113,12 +113,12 @@ def test_contract(config):
 
 
 def test_digests(configs):
-  found = {
+  actual = {
     f'{name} {what}': digest(make(config)[:2])
     for name, config in configs.items()
     for what, make in (('train', train), ('eval', evaluate))
   }
-  assert found == DIGESTS
+  assert actual == DIGESTS
 
 
 def test_batch_can_be_made_alone(config):
@@ -300,12 +300,12 @@ def test_workers_need_no_shared_memory(configs, monkeypatch):
   with contextlib.closing(
     data.train_batches(source, config, start_step=0, num_steps=2)
   ) as batches:
-    found = [next(batches)]
+    actual = [next(batches)]
     assert not {
       x for x in set(os.listdir('/dev/shm')) - names if x.startswith('psm_')
     }
-    found += batches
-  assert_same(found, expected)
+    actual += batches
+  assert_same(actual, expected)
   (line,) = lines
   assert '/dev/shm has 0 MB free' in line and '--shm-size' in line
 

@@ -248,13 +248,13 @@ def test_what_is_no_image_is_refused(data):
 @pytest.fixture
 def lines(monkeypatch):
   """What is logged as a warning."""
-  found: list[str] = []
+  actual: list[str] = []
   monkeypatch.setattr(
-    logging, 'warning', lambda text, *args: found.append(text % args)
+    logging, 'warning', lambda text, *args: actual.append(text % args)
   )
   decode.say_more.cache_clear()
   levels._say_reduced.cache_clear()
-  return found
+  return actual
 
 
 @pytest.mark.parametrize('kind', ['GIF', 'TIFF'])
@@ -457,9 +457,9 @@ PARTS = {
 @pytest.mark.parametrize('name', PARTS)
 def test_segments_before_the_orientation(name):
   data = with_segments(*PARTS[name])
-  found, expected = decode.decode(data, 3), seen(data, 3)
-  assert found.shape == expected.shape
-  assert np.abs(found - expected).max() <= 2
+  actual, expected = decode.decode(data, 3), seen(data, 3)
+  assert actual.shape == expected.shape
+  assert np.abs(actual - expected).max() <= 2
   assert decode.jpeg_size(data) == expected.shape[:2]
 
 

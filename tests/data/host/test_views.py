@@ -128,8 +128,12 @@ def test_views_depend_on_seed_and_draw_alone(source):
       crops = [x.crop for x in VIEWS.values() for _ in range(x.count or 1)]
       rngs = map(np.random.default_rng, keys)
       expected = image.crops(list(zip(crops, rngs, strict=True)))
-      found = [*batch['global'][row], batch['whole'][row], *batch['local'][row]]
-      for a, b in zip(found, expected, strict=True):
+      actual = [
+        *batch['global'][row],
+        batch['whole'][row],
+        *batch['local'][row],
+      ]
+      for a, b in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(a, b)
   parts = [
     train(source, made, VIEWS, host_index=i, host_count=3) for i in range(3)

@@ -50,8 +50,8 @@ def test_golden(name):
   tolerance = 5e-4 if 'hybrid' in name else 1e-4
   loaded = vit_jax.load(path, **given)
   assert loaded.position_size == expected['image'].shape[1:3]
-  found = logits(loaded, expected['image'])
-  np.testing.assert_allclose(found, expected['logits'], atol=tolerance, rtol=0)
+  actual = logits(loaded, expected['image'])
+  np.testing.assert_allclose(actual, expected['logits'], atol=tolerance, rtol=0)
   if 'image_resized' in expected:
     size = expected['image_resized'].shape[1:3]
     loaded = vit_jax.load(path, image_size=size, **given)
@@ -274,8 +274,8 @@ def test_a_directory_of_timms_hub(tmp_path):
   assert loaded.preprocess.std == (0.1, 0.2, 0.3)
   assert loaded.preprocess.resize == 40
   block = describing.key_values(random.model)['block']
-  found = describing.with_keys(loaded.model, block=block)
-  assert describing.key_values(found) == describing.key_values(random.model)
+  actual = describing.with_keys(loaded.model, block=block)
+  assert describing.key_values(actual) == describing.key_values(random.model)
 
 
 def test_heads_by_architecture_and_by_published_size(tmp_path):

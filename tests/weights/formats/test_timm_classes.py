@@ -154,9 +154,9 @@ def test_outputs_are_those_of_timm(tmp_path, kind, libraries):
   loaded = vit_jax.load(folder)
   assert loaded.preprocess.image_size == size
   images = np.random.default_rng(0).standard_normal((2, *size, 3), np.float32)
-  wanted = torch_outputs(model.eval(), images).numpy()
+  expected = torch_outputs(model.eval(), images).numpy()
   np.testing.assert_allclose(
-    logits(loaded, images), wanted, atol=1e-4 * abs(wanted).max()
+    logits(loaded, images), expected, atol=1e-4 * abs(expected).max()
   )
   export.write(loaded, tmp_path / 'ours', 'timm', 'here')
   ours, theirs = (
@@ -170,8 +170,8 @@ def test_outputs_are_those_of_timm(tmp_path, kind, libraries):
   again = timm.create_model(f'local-dir:{tmp_path / "ours"}', pretrained=True)
   np.testing.assert_allclose(
     torch_outputs(again.eval(), images).numpy(),
-    wanted,
-    atol=1e-4 * abs(wanted).max(),
+    expected,
+    atol=1e-4 * abs(expected).max(),
   )
   assert_same(vit_jax.load(tmp_path / 'ours'), loaded)
 

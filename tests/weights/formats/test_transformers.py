@@ -328,7 +328,7 @@ def test_features_of_a_bare_dinov2(tmp_path, name, caplog):
   assert 'features are the class token and the mean' in caplog.text
   images = random_images(32, 32)
   output = torch_outputs(model, images)
-  found = logits(loaded, images)
-  assert_close(found[:, :48], output.pooler_output)
+  actual = logits(loaded, images)
+  assert_close(actual[:, :48], output.pooler_output)
   patches = output.last_hidden_state[:, -16:].mean(1)
-  assert_close(found[:, 48:], patches)
+  assert_close(actual[:, 48:], patches)
