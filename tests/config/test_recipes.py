@@ -276,7 +276,9 @@ def test_hidden_size_is_that_of_the_model(variant):
   ],
 )
 def test_val_of_a_folder_is_not_called_test(config):
-  made = config_lib.load(f'{tiny.ROOT}/configs/{config}')
-  assert made.evals.val.split == 'val' and made.evals.val.every
-  assert made.evals.test.split == ''
-  assert made.checkpoint.every == made.evals.val.every
+  config_of_file = config_lib.load(f'{tiny.ROOT}/configs/{config}')
+  assert (
+    config_of_file.evals.val.split == 'val' and config_of_file.evals.val.every
+  )
+  assert config_of_file.evals.test.split == ''
+  assert config_of_file.checkpoint.every == config_of_file.evals.val.every

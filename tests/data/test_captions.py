@@ -23,7 +23,7 @@ from vit_jax.data import wrapped
 TEMPLATES = 'templates:a {}.|the number {}.'
 
 
-def config_of(**overrides):
+def make_config(**overrides):
   return tiny.config(data__tokenizer='words', data__text_length=8, **overrides)
 
 
@@ -37,8 +37,8 @@ def _table(folder, texts, name='text'):
   return f'table:{path}'
 
 
-def _texts(source, **how):
-  config = config_of(**how)
+def _texts(source, **overrides):
+  config = make_config(**overrides)
   with contextlib.closing(
     data.train_batches(source, config, start_step=0, num_steps=40)
   ) as batches:
@@ -48,7 +48,7 @@ def _texts(source, **how):
 
 def test_captions_of_templates_are_drawn_by_seed_and_step():
   """Each template is used, and the class of the image is in the caption."""
-  config = config_of(data__captions=TEMPLATES, data__split='train[:64]')
+  config = make_config(data__captions=TEMPLATES, data__split='train[:64]')
   source = data.open_split(config, 'data.split')
   actual = _texts(source)
   assert actual == _texts(source)
@@ -64,7 +64,7 @@ def test_captions_of_templates_are_drawn_by_seed_and_step():
 
 
 def test_evaluation_takes_the_first_template():
-  config = config_of(data__captions=TEMPLATES)
+  config = make_config(data__captions=TEMPLATES)
   source = data.open_split(config, 'evals.val.split')
   with contextlib.closing(
     data.eval_batches(source, config, batch_size=16)
@@ -76,7 +76,7 @@ def test_evaluation_takes_the_first_template():
 
 def test_captions_of_templates_read_no_image(tmp_path, monkeypatch):
   root = stand_in.write_folder(tmp_path, train=2)
-  config = config_of(
+  config = make_config(
     data__name=f'folder:{root}', data__split='train', data__source_size=None
   )
   config.data.captions = TEMPLATES
@@ -153,7 +153,7 @@ def test_labels_of_a_model_read_no_image(tmp_path, monkeypatch):
 def test_captions_of_a_table(tmp_path):
   """One caption or several for an image."""
   name = _table(tmp_path, [['A cat'], ['a dog', 'Ein Hund'], ['a bird']])
-  config = config_of(
+  config = make_config(
     data__name=name, data__split='train', data__source_size=None
   )
   source = data.open_split(config, 'data.split')
@@ -173,7 +173,7 @@ def test_captions_of_a_table(tmp_path):
 )
 def test_bad_captions_name_their_row(texts, message, tmp_path):
   name = _table(tmp_path, texts)
-  config = config_of(
+  config = make_config(
     data__name=name, data__split='train', data__source_size=None
   )
   with pytest.raises(UserError, match=message):
@@ -182,7 +182,7 @@ def test_bad_captions_name_their_row(texts, message, tmp_path):
 
 def test_a_table_without_captions(tmp_path):
   name = _table(tmp_path, ['a', 'b'], 'note')
-  config = config_of(
+  config = make_config(
     data__name=name, data__split='train', data__source_size=None
   )
   with pytest.raises(UserError, match='has no captions: name their columns'):
@@ -199,11 +199,11 @@ def test_kinds_and_scans_need_no_tokenizer():
 
 
 def test_unknown_words_are_bytes():
-  made = tokenizers.Words(('cat', 'a'), 12)
-  tokens = made(['A cat', 'a Löwe'])
-  assert made.decode(tokens[0].tolist()) == 'a cat'
-  assert made.decode(tokens[1].tolist()) == 'a löwe'
-  assert tokens.max(axis=1).tolist() == [made.end, made.end]
+  words = tokenizers.Words(('cat', 'a'), 12)
+  tokens = words(['A cat', 'a Löwe'])
+  assert words.decode(tokens[0].tolist()) == 'a cat'
+  assert words.decode(tokens[1].tolist()) == 'a löwe'
+  assert tokens.max(axis=1).tolist() == [words.end, words.end]
 
 
 def test_another_vocabulary_is_told_by_its_hash():
@@ -257,7 +257,7 @@ def test_lists_of_templates(name):
 
 
 def test_captions_of_a_list_of_templates():
-  config = config_of(data__captions='templates:cifar')
+  config = make_config(data__captions='templates:cifar')
   source = data.open_split(config, 'data.split')
   label = source.read(0).values['label']
   assert len(source.captions(0)) == 18

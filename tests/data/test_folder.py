@@ -169,15 +169,15 @@ def test_what_systems_and_runs_leave_is_no_data(
 ):
   clean = [f'{places[0]}{x}/{i}.png' for x in 'ab' for i in range(3)]
   before = read(open_folder(write(tmp_path, *clean)))
-  lines = said(monkeypatch)
+  lines = logged(monkeypatch)
   for place in places:
     write(tmp_path, *(f'{place}{name}' for name in names))
   source = open_folder(tmp_path)
   assert source.classes == ('a', 'b') and read(source) == before
   top = names[0].partition('/')[0]
   for place in places:
-    told = f'{tmp_path}/{place.partition("/")[0]}'.rstrip('/')
-    (line,) = (x for x in lines if x.startswith(f'{told}: '))
+    path = f'{tmp_path}/{place.partition("/")[0]}'.rstrip('/')
+    (line,) = (x for x in lines if x.startswith(f'{path}: '))
     assert ': skipped hidden files' in line and top in line
 
 
@@ -211,7 +211,7 @@ def test_no_such_folder(tmp_path):
 
 
 def test_classes_that_val_lacks_are_told(tmp_path, monkeypatch):
-  lines = said(monkeypatch)
+  lines = logged(monkeypatch)
   root = write(tmp_path, *(f'train/{x}/1.png' for x in 'abc'), 'val/b/1.png')
   assert len(open_folder(root, 'val')) == 1
   (line,) = lines
@@ -236,7 +236,7 @@ def test_name_that_is_not_utf8(tmp_path):
   assert source.read(0).image == PNG and source.fingerprint()
 
 
-def said(monkeypatch) -> list[str]:
+def logged(monkeypatch) -> list[str]:
   """What is logged from now on."""
   lines: list[str] = []
   for level in ('info', 'warning'):
@@ -254,7 +254,7 @@ def said(monkeypatch) -> list[str]:
   ],
 )
 def test_usual_names_of_splits(tmp_path, monkeypatch, train, val):
-  lines = said(monkeypatch)
+  lines = logged(monkeypatch)
   root = write(
     tmp_path,
     *(f'{train}/a/1.png', f'{train}/b/2.png', f'{val}/a/3.png'),
@@ -271,14 +271,14 @@ def test_usual_names_of_splits(tmp_path, monkeypatch, train, val):
 
 
 def test_their_own_names_need_no_word(tmp_path, monkeypatch):
-  lines = said(monkeypatch)
+  lines = logged(monkeypatch)
   root = write(tmp_path, 'train/a/1.png', 'val/a/2.png', 'test/a/3.png')
   open_folder(root, 'val')
   assert not lines
 
 
 def test_test_stands_for_a_val_that_is_not_there(tmp_path, monkeypatch):
-  lines = said(monkeypatch)
+  lines = logged(monkeypatch)
   root = write(tmp_path, 'train/a/1.png', 'test/a/2.png', 'test/a/3.png')
   val, test = open_folder(root, 'val'), open_folder(root, 'test')
   assert read(val) == read(test) and val.fingerprint() == test.fingerprint()
@@ -287,7 +287,7 @@ def test_test_stands_for_a_val_that_is_not_there(tmp_path, monkeypatch):
 
 
 def test_split_without_classes_is_left_out_with_a_word(tmp_path, monkeypatch):
-  lines = said(monkeypatch)
+  lines = logged(monkeypatch)
   root = write(tmp_path, 'train/a/1.png', 'test/1.png', 'notes/1.txt')
   assert len(open_folder(root)) == 1
   assert lines == [

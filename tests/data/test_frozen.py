@@ -34,7 +34,7 @@ FROZEN = {
   'scans': ('dff34496f5f69e35', 'efb1c33eae015620', '83c5d0de4c363d40'),
   'video': ('8459d08741363e00', 'ec8cbf99266e87db', '00c3db506ab63d3b'),
   'tones': ('eb1d505647f28670', 'ef90f6cb1ab4b296', 'b16be7ed38579384'),
-  'own': ('8b716ab968b94057', 'f1e91225ba275322', '889167a4838d5000'),
+  'users_own': ('8b716ab968b94057', 'f1e91225ba275322', '889167a4838d5000'),
 }
 COUNT = 9
 
@@ -156,7 +156,7 @@ def tones(root):
   }
 
 
-class Mine(base.Source):
+class UsersSource(base.Source):
   """A class of a user, with arrays of different sizes."""
 
   def __init__(self, config, split):
@@ -179,9 +179,9 @@ class Mine(base.Source):
     return base.digest(map(str, self._selection.ranges))
 
 
-def own(root):
+def users_own(root):
   del root
-  return {'name': f'{__name__}:Mine'}
+  return {'name': f'{__name__}:UsersSource'}
 
 
 def folder(root):
@@ -212,7 +212,7 @@ def moving_digits(root):
   return {'name': 'moving_digits', 'channels': 1, 'image_size': (4, 24, 24)}
 
 
-KINDS = (csv, captions, parquet, hf, tar, pairs, scans, video, tones, own)
+KINDS = (csv, captions, parquet, hf, tar, pairs, scans, video, tones, users_own)
 
 
 def digest(batches):
@@ -257,11 +257,11 @@ MADE = {scenes: 4_000, volumes: 400, moving_digits: 8_000, tones: 6_000}
 ALL_KINDS = dict.fromkeys((*KINDS, *MADE, folder, tfds, digits))
 
 
-def assert_equal(example, other):
-  assert example.index == other.index and example.origin == other.origin
-  assert example.values.keys() == other.values.keys()
+def assert_equal(example, second):
+  assert example.index == second.index and example.origin == second.origin
+  assert example.values.keys() == second.values.keys()
   for name, value in example.values.items():
-    np.testing.assert_array_equal(value, other.values[name])
+    np.testing.assert_array_equal(value, second.values[name])
 
 
 @pytest.mark.parametrize('kind', ALL_KINDS)

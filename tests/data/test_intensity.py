@@ -63,7 +63,7 @@ def folder(tmp_path_factory):
   return root
 
 
-config = functools.partial(
+make_config = functools.partial(
   stand_in.config,
   data__image_size=8,
   data__channels=1,
@@ -82,13 +82,13 @@ def lines(monkeypatch):
 
 
 def test_the_range_of_the_type_is_warned_of(folder, lines):
-  experiment_lib.build(config(folder))
+  experiment_lib.build(make_config(folder))
   (line,) = [x for x in lines if '16 bits' in x]
   assert '40 images' in line and 'of 0 to 65535' in line
   assert "--config.data.intensity='percentiles(0.5, 99.5)'" in line
   assert "--config.data.intensity='(0, 4095)'" in line
   lines.clear()
-  experiment_lib.build(config(folder, data__intensity=(0, 65535)))
+  experiment_lib.build(make_config(folder, data__intensity=(0, 65535)))
   assert not lines  # it was asked for
 
 
@@ -99,24 +99,24 @@ WINDOWS = [(0, 4095), 'percentiles(0.5,99.5)']
 def learned(request, folder, tmp_path_factory):
   """A config with a window, and its finished run."""
   path = tmp_path_factory.mktemp('runs') / 'run'
-  made = config(
+  config = make_config(
     folder,
     data__intensity=request.param,
     train__duration='60 steps',
     checkpoint__every='20 steps',
   )
-  assert loop.run(made, str(path)).status == 0
-  return made, path
+  assert loop.run(config, str(path)).status == 0
+  return config, path
 
 
 @pytest.mark.slow
 def test_what_a_window_shows_is_learned(folder, learned):
   """And a model that is loaded sees the very same window."""
-  made, path = learned
+  config, path = learned
   stored = json.loads((path / 'preprocess.json').read_text())
   window, bits = stored['intensity'], stored['bits']
   assert bits == 16
-  if made.data.intensity == WINDOWS[0]:
+  if config.data.intensity == WINDOWS[0]:
     assert window == [0, 4095]
   else:
     files = (folder / 'train').rglob('*.png')
@@ -158,20 +158,20 @@ def test_commands_see_the_window(folder, learned, tmp_path, capsys):
 
 def test_a_run_goes_on_with_its_window(folder, learned, tmp_path):
   """Though the images that it came from are others by then."""
-  made, path = learned
+  config, path = learned
   part = tmp_path / 'part'
   shutil.copytree(path, part)
   shutil.rmtree(part / 'checkpoints' / '60')  # as if it had been stopped
   (part / 'DONE').unlink()
   before = config_lib.from_dict(json.loads((part / 'config.json').read_text()))
-  resumed = resuming.fill(made, before)
+  resumed = resuming.fill(config, before)
   built = experiment_lib.build(resumed, resumes=True).config
   assert not resuming.differences(before, built)
-  if made.data.intensity == WINDOWS[1]:
-    assert loop.run(made, str(part)).status == 0
+  if config.data.intensity == WINDOWS[1]:
+    assert loop.run(config, str(part)).status == 0
     losses = [methods.losses(p) for p in (path, part)]
     assert losses[0] == losses[1] and len(losses[0]) == 60
-  other = config(
+  other = make_config(
     folder,
     data__intensity=(0, 5000),
     train__duration='60 steps',
@@ -183,12 +183,12 @@ def test_a_run_goes_on_with_its_window(folder, learned, tmp_path):
 
 @pytest.mark.parametrize('cache', ['none', 'host', 'device'])
 def test_batches_keep_the_bits(folder, cache):
-  made = config(folder, data__source_size=(9, 8), data__cache=cache)
-  e = experiment_lib.build(made).cached()
+  config = make_config(folder, data__source_size=(9, 8), data__cache=cache)
+  e = experiment_lib.build(config).cached()
   with e.eval_batches('val') as batches:
     batch = next(batches)
   assert batch['image'].dtype == np.uint16
-  source = data.open_source(made, 'val')
+  source = data.open_source(config, 'val')
   expected = decode.as_stored(source.read(0).image)
   np.testing.assert_array_equal(batch['image'][0, ..., 0], expected)
   crop = jax.jit(views.eval_transform(e.config, (9, 8)))
@@ -202,15 +202,16 @@ def test_batches_keep_the_bits(folder, cache):
 def test_bits_of_old_runs_stay_8(folder):
   """Such a config.json does not say it."""
   assert (
-    experiment_lib.build(config(folder), resumes=True).config.data.bits == 8
+    experiment_lib.build(make_config(folder), resumes=True).config.data.bits
+    == 8
   )
 
 
 def test_policies_see_what_is_within_the_window():
   """As 8 bits, so that they do what they do to any image."""
-  made = config_lib.default()
-  made.data.update(image_size=8, bits=16, intensity=(1000, 3000), flip=False)
-  made.augment.policy = 'autoaugment'
+  config = config_lib.default()
+  config.data.update(image_size=8, bits=16, intensity=(1000, 3000), flip=False)
+  config.augment.policy = 'autoaugment'
   plain = config_lib.default()
   plain.data.update(image_size=8, flip=False)
   plain.augment.policy = 'autoaugment'
@@ -223,7 +224,7 @@ def test_policies_see_what_is_within_the_window():
     views.train_transform(c, {'image': features.Image()})(
       {'image': x, 'label': labels}, Rng(jax.random.key(0), rows)
     )['image']
-    for c, x in ((made, image), (plain, eight))
+    for c, x in ((config, image), (plain, eight))
   )
   np.testing.assert_array_equal(actual, expected)
 
@@ -240,26 +241,26 @@ def test_a_window_of_other_bits_is_refused(folder, tmp_path):
   shutil.copytree(folder, tmp_path / 'images')
   for path in (tmp_path / 'images').rglob('*.png'):
     path.write_bytes(stand_in.png(np.full((9, 8), 99, np.uint8)))
-  made = config(tmp_path / 'images', data__intensity=(0, 4095))
+  config = make_config(tmp_path / 'images', data__intensity=(0, 4095))
   with pytest.raises(UserError, match='have 8 bits, 0 to 255'):
-    experiment_lib.build(made)
+    experiment_lib.build(config)
   # A few among images of 16 bits would spoil the percentiles.
   shutil.rmtree(tmp_path / 'images' / 'train' / 'dim')
   shutil.copytree(folder / 'train' / 'dim', tmp_path / 'images/train/dim')
-  made = config(tmp_path / 'images', data__intensity=WINDOWS[1])
+  config = make_config(tmp_path / 'images', data__intensity=WINDOWS[1])
   with pytest.raises(UserError, match='has 8 bits'):
-    experiment_lib.build(made)
+    experiment_lib.build(config)
 
 
 def test_explore_data_shows_the_window(folder):
-  made = config(folder, data__intensity=(0, 4095))
+  config = make_config(folder, data__intensity=(0, 4095))
   assert (
-    model_inputs.load(made, 0, 16).images['image'].max() > 0.5
+    model_inputs.load(config, 0, 16).images['image'].max() > 0.5
   )  # of all 16 bits: 0.05
 
 
 def test_sample_does_not_depend_on_the_seed(folder):
-  source = data.open_source(config(folder), 'train')
+  source = data.open_source(make_config(folder), 'train')
   first, again = (intensity.count_values(source, 16, 1, 8) for _ in range(2))
   np.testing.assert_array_equal(first.counts, again.counts)
   assert first.images == 8 and first.counts.sum() == 8 * 9 * 8

@@ -42,7 +42,7 @@ def make_labels(number: int, size=(20, 24)) -> np.ndarray:
   return labels
 
 
-def write(root, images, maps, names=('a', 'b', 'c'), **how):
+def write(root, images, maps, names=('a', 'b', 'c'), **options):
   """Writes pairs of images and maps, and the classes."""
   (root / 'classes.txt').write_text('\n'.join(CLASSES) + '\n')
   for i, name in enumerate(names):
@@ -50,7 +50,7 @@ def write(root, images, maps, names=('a', 'b', 'c'), **how):
     for path in (image, labels):
       path.parent.mkdir(parents=True, exist_ok=True)
     image.write_bytes(stand_in.png(stand_in.pixels(i, 20, 24)))
-    labels.write_bytes(encoded(make_labels(i), **how))
+    labels.write_bytes(encoded(make_labels(i), **options))
   return root
 
 
@@ -538,17 +538,17 @@ def test_a_run_reads_few_of_many_maps(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('orientation', range(1, 9))
 @pytest.mark.parametrize('size', [(20, 24), (24, 24)])
-@pytest.mark.parametrize('how', ['stored', 'shown', 'both say'])
-def test_a_map_of_a_turned_photo(how, size, orientation, tmp_path):
+@pytest.mark.parametrize('options', ['stored', 'shown', 'both say'])
+def test_a_map_of_a_turned_photo(options, size, orientation, tmp_path):
   """It is turned where it has the stored pixels, or refused if unclear."""
   labels = make_labels(1, size)
   grey = np.where(labels == 255, 0, labels * 100)  # the photo shows its map
   photo = Image.fromarray(np.stack([grey] * 3, axis=-1).astype(np.uint8))
   exif = Image.Exif()
   exif[0x0112] = orientation
-  exif_of_map = exif if how == 'both say' else None
+  exif_of_map = exif if options == 'both say' else None
   upright = Image.fromarray(labels)
-  if how == 'shown':
+  if options == 'shown':
     upright.info['exif'] = exif.tobytes()
     upright = ImageOps.exif_transpose(upright)
   for name in ('images', 'masks'):
@@ -562,7 +562,7 @@ def test_a_map_of_a_turned_photo(how, size, orientation, tmp_path):
   config.data.image_size = shape
   source = data.open_source(config, 'train')
   batches = data.eval_batches(source, config, batch_size=1)
-  if orientation > 1 and how != 'both say' and not is_long:
+  if orientation > 1 and options != 'both say' and not is_long:
     message = f'a.png is turned by its EXIF orientation {orientation}, and'
     with pytest.raises(UserError, match=message):
       next(iter(batches))

@@ -43,11 +43,13 @@ def scan(number, size, dtype=np.uint8):
   return (values + rng.integers(0, 9, size)).astype(dtype), labels
 
 
-def write(root, sizes, part='train', **how):
+def write(root, sizes, part='train', **options):
   """Writes pairs of .npy files, and the classes."""
   (root / 'classes.txt').write_text(CLASSES)
   for i, size in enumerate(sizes):
-    for kind, x in zip(('images', 'masks'), scan(i, size, **how), strict=True):
+    for kind, x in zip(
+      ('images', 'masks'), scan(i, size, **options), strict=True
+    ):
       path = root / kind / part / f'{part}{i}.npy'
       path.parent.mkdir(parents=True, exist_ok=True)
       np.save(path, x)
@@ -91,8 +93,8 @@ def test_scans_of_different_sizes(tmp_path):
     ((batch['map'] > 0) & (batch['map'] < 255)).sum(axis=(1, 2, 3)) > 8
   ).all()
   rows = Rng(np.array([0, 1], np.uint32), np.arange(6, dtype=np.int32))
-  made = views.train_transform(config, source.features)(batch, rows)
-  np.testing.assert_array_equal(made['map'], batch['map'])
+  prepared = views.train_transform(config, source.features)(batch, rows)
+  np.testing.assert_array_equal(prepared['map'], batch['map'])
 
 
 def test_a_crop_depends_on_its_draw_alone(tmp_path):
@@ -144,8 +146,10 @@ def test_a_window_holds_for_all_modalities(tmp_path):
   actual = views.eval_batch(config, source.features)(batch)['image'][0]
   inside = actual[tuple(slice(n) for n in many.shape[:3])]
   np.testing.assert_allclose(inside, many / high, rtol=1e-5)
-  kept = data.Preprocess.from_config(config, source.features)
-  np.testing.assert_allclose(kept.normalized(many), many / high, rtol=1e-5)
+  preprocess = data.Preprocess.from_config(config, source.features)
+  np.testing.assert_allclose(
+    preprocess.normalized(many), many / high, rtol=1e-5
+  )
 
 
 def save_nifti(path, values, affine=AFFINE):
@@ -418,38 +422,38 @@ def test_rounded_affines_are_the_same(tmp_path):
   assert len(data.open_source(make_config(tmp_path), 'train')) == 1
 
 
-def broken(root, what):
+def broken(root, mistake):
   """Writes a folder with one mistake."""
   write(root, SIZES)
   image, labels = (
     root / x / 'train' / 'train1.npy' for x in ('images', 'masks')
   )
-  if what == 'map':
+  if mistake == 'map':
     np.save(labels, np.zeros((8, 9, 13), np.uint8))
-  if what == 'label':
+  if mistake == 'label':
     np.save(labels, np.full((8, 9, 14), 7, np.uint8))
-  if what == 'pair':
+  if mistake == 'pair':
     labels.unlink()
-  if what == 'fractions':
+  if mistake == 'fractions':
     np.save(labels, np.full((8, 9, 14), 0.5, np.float32))
-  if what == 'foreground':
+  if mistake == 'foreground':
     np.save(labels, np.zeros((8, 9, 14), np.uint8))
-  if what == 'channels':
+  if mistake == 'channels':
     np.save(image, np.zeros((8, 9, 14, 2), np.uint8))
-  if what == 'damaged':
+  if mistake == 'damaged':
     image.write_bytes(image.read_bytes()[:90])
-  if what == 'archive':
+  if mistake == 'archive':
     with image.open('wb') as file:
       np.savez(file, scan=np.zeros((8, 9, 14), np.uint8))
-  if what == 'json':
+  if mistake == 'json':
     (root / 'dataset.json').write_text('{"labels": {"0": "a", "2": "b"}}')
-  if what == 'deep':
+  if mistake == 'deep':
     (root / 'dataset.json').write_text('[' * 100_000)
   return root
 
 
 @pytest.mark.parametrize(
-  ('what', 'message'),
+  ('mistake', 'message'),
   [
     ('map', r'train1.npy has .* \(8, 9, 13\), but its scan .*\(8, 9, 14\)'),
     (
@@ -470,10 +474,10 @@ def broken(root, what):
     ('json', r'dataset.json is not that of .*labels are \[0, 2\]'),
   ],
 )
-def test_mistakes_get_one_line(what, message, tmp_path):
-  config = make_config(broken(tmp_path, what))
+def test_mistakes_get_one_line(mistake, message, tmp_path):
+  config = make_config(broken(tmp_path, mistake))
   config.augment.volume.foreground = 0.5
-  if what == 'thin':
+  if mistake == 'thin':
     config.model.patch_size = (8, 8, 8)
   with pytest.raises(UserError, match=f'^[^\n]*{message}'):
     source = data.open_source(config, 'train')

@@ -232,10 +232,10 @@ def test_cached_videos_are_the_same():
   config = make_config(augment__mixup=0.4, model__num_classes=8)
   config.data.split = 'train[:12]'
   source = data.open_source(config, 'train[:12]')
-  kept = cache.decode_split(source, config)
-  assert kept.features == source.features
+  cached = cache.decode_split(source, config)
+  assert cached.features == source.features
   batches = [
     next(data.train_batches(x, config, start_step=0, num_steps=1))
-    for x in (source, kept)
+    for x in (source, cached)
   ]
   np.testing.assert_array_equal(batches[0]['image'], batches[1]['image'])

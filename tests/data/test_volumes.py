@@ -52,8 +52,11 @@ def numbered(config):
 @pytest.mark.parametrize('how', [{}, {'flip': 0.5, 'turn': 0.5}])
 def test_a_map_follows_its_volume(how):
   transform, batch = numbered(make_config(**how, foreground=0.5))
-  made = transform(batch, stand_in.rows(*range(6)))
-  image, labels = np.asarray(made['image'][..., 0]), np.asarray(made['map'])
+  prepared = transform(batch, stand_in.rows(*range(6)))
+  image, labels = (
+    np.asarray(prepared['image'][..., 0]),
+    np.asarray(prepared['map']),
+  )
   assert image.shape == labels.shape == (6, 8, 8, 8)
   np.testing.assert_allclose((image + 1) / 2 * 255, labels, atol=1e-3)
   if not how:

@@ -155,7 +155,7 @@ def test_who_left_is_not_waited_on(page, viewers):
   assert viewer.calls == calls + 2
 
 
-def png_of(width, height):
+def encode_png(width, height):
   """Returns a PNG that says it is of a size, and holds next to nothing."""
 
   def chunk(name, content):
@@ -171,21 +171,21 @@ def png_of(width, height):
   )
 
 
-def jpeg_of(width, height):
+def encode_jpeg(width, height):
   """Returns a JPEG whose header says that it is of a size."""
   jpeg = bytearray(page_server.picture(ending='.jpg'))
   struct.pack_into('>HH', jpeg, jpeg.index(b'\xff\xc0') + 5, height, width)
   return bytes(jpeg)
 
 
-def gif_of(width, height):
+def encode_gif(width, height):
   """Returns a GIF whose header says that it is of a size."""
   gif = bytearray(page_server.picture(ending='.gif'))
   struct.pack_into('<HH', gif, 6, width, height)
   return bytes(gif)
 
 
-def webp_of(width, height):
+def encode_webp(width, height):
   sizes = struct.pack('<I', width - 1)[:3] + struct.pack('<I', height - 1)[:3]
   return b'RIFF\x16\0\0\0WEBPVP8X\x0a\0\0\0' + b'\0\0\0\0' + sizes
 
@@ -202,12 +202,15 @@ def webp_of(width, height):
     (PICTURE[:-20], 'it is damaged'),
     (page_server.picture(ending='.jpg')[:-200], 'it is damaged'),
     (page_server.picture(ending='.gif')[:-200], 'it is damaged'),
-    (gif_of(2, 2), 'lies outside of it'),
-    (png_of(0, 5), 'no image'),
-    (png_of(60_000, 50_000), '60000 x 50000 pixels, and at most 67 million'),
-    (jpeg_of(60_000, 50_000), '60000 x 50000 pixels, and at most'),
-    (webp_of(60_000, 50_000), '60000 x 50000 pixels, and at most'),
-    (gif_of(60_000, 50_000), '60000 x 50000 pixels, and at most'),
+    (encode_gif(2, 2), 'lies outside of it'),
+    (encode_png(0, 5), 'no image'),
+    (
+      encode_png(60_000, 50_000),
+      '60000 x 50000 pixels, and at most 67 million',
+    ),
+    (encode_jpeg(60_000, 50_000), '60000 x 50000 pixels, and at most'),
+    (encode_webp(60_000, 50_000), '60000 x 50000 pixels, and at most'),
+    (encode_gif(60_000, 50_000), '60000 x 50000 pixels, and at most'),
     (page_server.picture((2, 150)), 'at most 64 times the other'),
   ],
   ids=[

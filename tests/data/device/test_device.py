@@ -30,7 +30,7 @@ ROWS = jnp.arange(len(IMAGES))
 KEY = jax.random.key(1)
 
 
-def features_of(size):
+def make_features(size):
   return {
     'image': features.Image(size),
     'label': features.Label(('a', 'b', 'c')),
@@ -46,12 +46,12 @@ def make_config(**data) -> ml_collections.ConfigDict:
 
 
 @functools.cache
-def compiled(which, **data):
-  return jax.jit(which(make_config(**data)))
+def compiled(transform, **data):
+  return jax.jit(transform(make_config(**data)))
 
 
 def train_transform(config, size=SIZE):
-  return views.train_transform(config, features_of(size))
+  return views.train_transform(config, make_features(size))
 
 
 def eval_transform(config):
@@ -297,11 +297,11 @@ def several(views_of, **settings):
   config = make_config(crop='center', flip=False)
   config.augment.update(settings)
   crop = geometry.train_crop(config)
-  made = {name: geometry.View(crop, n) for name, n in views_of.items()}
-  transform = views.train_transform(config, features_of(SIZE), made)
+  crop_views = {name: geometry.View(crop, n) for name, n in views_of.items()}
+  transform = views.train_transform(config, make_features(SIZE), crop_views)
   batch = {'image': IMAGES, 'label': LABELS}
   actual = jax.jit(transform)(batch, Rng(KEY, ROWS))
-  return np.concatenate([np.round(actual[name]) for name in made], axis=1)
+  return np.concatenate([np.round(actual[name]) for name in crop_views], axis=1)
 
 
 def test_each_crop_has_its_probabilities():

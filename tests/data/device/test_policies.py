@@ -25,8 +25,8 @@ def make(text):
 
 @functools.cache
 def policy(text):
-  made = make(text)
-  return made, jax.jit(made)
+  policy = make(text)
+  return policy, jax.jit(policy)
 
 
 def augment(text, images=PHOTOGRAPHS, keys=KEYS) -> np.ndarray:

@@ -242,7 +242,7 @@ def models_text(title):
   return '\n'.join(itertools.takewhile(lambda x: x.startswith('  '), lines))
 
 
-def models_of(title):
+def make_models(title):
   """Returns the keys of these models."""
   return [keys_of_model(x.strip()) for x in models_text(title).splitlines()]
 
@@ -417,7 +417,7 @@ def test_every_field_is_written_and_read_or_refused(
   """To the bit, and each field that has a place with several values."""
   form, kind = KINDS[title]
   stored = {x.value_name: set() for x in kind.fields if can_vary(x)}
-  for seed, fields in enumerate(models_of(title)):
+  for seed, fields in enumerate(make_models(title)):
     random = drawn(kind, fields, seed)
     for i, model in enumerate((random_model(**fields).model, random)):
       values = values_lib.model_values(model)
@@ -467,7 +467,7 @@ def test_what_has_no_place_is_named(tmp_path, line):
 @pytest.mark.parametrize('title', KINDS)
 def test_an_activation_that_no_format_has(tmp_path, title):
   form, kind = KINDS[title]
-  model = random_model(**models_of(title)[0])
+  model = random_model(**make_models(title)[0])
   if kind.family is resnet.BiT or 'AIMv2' in title:
     return  # they have none, or a gate
   block = model.model.block
@@ -496,7 +496,7 @@ def test_a_foreign_key_is_known_or_refused(title, tmp_path, monkeypatch):
   """Keys of this kind, of others and of none, with values of any type."""
   form, kind = KINDS[title]
   rng = np.random.default_rng(0)
-  model = random_model(**models_of(title)[0]).model
+  model = random_model(**make_models(title)[0]).model
   written(tmp_path / 'x', form, kind, model, monkeypatch)
   path = tmp_path / 'x' / 'config.json'
   content = json.loads(path.read_text())

@@ -262,10 +262,10 @@ def test_our_models_there(tmp_path, name):
   ours = random_model(classes=('ant', 'bee', 'cow'), **OURS[name])
   notes = export.write(ours, tmp_path / 'x', 'huggingface', 'here')
   assert bool(notes) == (name in REWRITTEN)
-  model, told = transformers.AutoModelForImageClassification.from_pretrained(
+  model, facts = transformers.AutoModelForImageClassification.from_pretrained(
     tmp_path / 'x', output_loading_info=True
   )
-  assert not any(told.values()), told
+  assert not any(facts.values()), facts
   images = random_images(*ours.position_size, ours.preprocess.channels)
   assert_close(logits(ours, images), answer(model.eval(), images))
   assert model.config.id2label[1] == 'bee'
