@@ -137,8 +137,8 @@ def level(module: str) -> int:
 
 
 def points_down(statement: Import) -> bool:
-  ours, theirs = package(statement.source), package(statement.target)
-  if ours == theirs or (ours, theirs) in ALONGSIDE:
+  actual, expected = package(statement.source), package(statement.target)
+  if actual == expected or (actual, expected) in ALONGSIDE:
     return True
   return level(statement.target) < level(statement.source)
 

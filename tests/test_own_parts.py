@@ -273,10 +273,10 @@ def test_scanned_layers_are_the_same(trained):
     return model.apply({'params': params}, x, **kwargs)
 
   training = {'train': True, 'rngs': {'dropout': jax.random.key(0)}}
-  for how in ({}, training):
+  for settings in ({}, training):
     np.testing.assert_allclose(
-      logits(vit.model, vit.params, **how),
-      logits(scanned, params, **how),
+      logits(vit.model, vit.params, **settings),
+      logits(scanned, params, **settings),
       atol=1e-5,
     )
 

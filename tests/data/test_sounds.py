@@ -54,7 +54,7 @@ def write_folder(root, seconds=1.0):
 def test_spectrograms_are_those_of_kaldi():
   """As transformers' AST computes them, of a sum of tones and noise."""
   audio_utils = other_libraries.imported('transformers.audio_utils')
-  how = input_kinds.Audio(mels=64, window='hann')
+  audio = input_kinds.Audio(mels=64, window='hann')
   sound = tones.make('peak', RATE, np.random.default_rng(0))
   bands = audio_utils.mel_filter_bank(
     *(257, 64, 20, RATE // 2, RATE),
@@ -73,23 +73,27 @@ def test_spectrograms_are_those_of_kaldi():
     mel_floor=1.192092955078125e-07,
     remove_dc_offset=True,
   ).T
-  actual = spectrogram.log_mel(sound, how)
+  actual = spectrogram.log_mel(sound, audio)
   assert actual.shape == expected.shape == (98, 64)
   np.testing.assert_allclose(actual, expected, atol=1e-3)
   low, high = spectrogram.RANGE
-  stored = spectrogram.from_waveform(sound, how)[..., 0] / 65535
+  stored = spectrogram.from_waveform(sound, audio)[..., 0] / 65535
   np.testing.assert_allclose(stored * (high - low) + low, actual, atol=3e-4)
 
 
 def test_a_tone_is_in_its_band():
-  how = input_kinds.Audio(mels=40, sample_rate=8_000, hop_ms=20.0)
-  assert (how.window_length, how.hop_length, how.fft_length) == (200, 160, 256)
-  low, high = (
-    spectrogram.log_mel(tone(x, 0.5, 8_000), how) for x in (400, 3e3)
+  audio = input_kinds.Audio(mels=40, sample_rate=8_000, hop_ms=20.0)
+  assert (audio.window_length, audio.hop_length, audio.fft_length) == (
+    200,
+    160,
+    256,
   )
-  assert low.shape == (24, 40) and how.samples(24) <= 4_000
+  low, high = (
+    spectrogram.log_mel(tone(x, 0.5, 8_000), audio) for x in (400, 3e3)
+  )
+  assert low.shape == (24, 40) and audio.samples(24) <= 4_000
   assert 8 <= low.mean(axis=0).argmax() < 14 < high.mean(axis=0).argmax() < 38
-  assert spectrogram.log_mel(np.zeros(4_000, np.float32), how).max() < -15
+  assert spectrogram.log_mel(np.zeros(4_000, np.float32), audio).max() < -15
 
 
 def test_parts_in_time():
@@ -200,14 +204,14 @@ def test_bad_files_are_named(change, message, tmp_path):
 
 
 def test_a_stream_of_unknown_length_is_read(tmp_path):
-  path, how = tmp_path / 'a.wav', input_kinds.Audio(sample_rate=RATE)
+  path, audio = tmp_path / 'a.wav', input_kinds.Audio(sample_rate=RATE)
   soundfile.write(path, tone(300), RATE)
-  whole = sound_files.read(str(path), how, 1)
+  whole = sound_files.read(str(path), audio, 1)
   content = bytearray(path.read_bytes())
   at = content.index(b'data') + 4
   content[at : at + 4] = b'\xff' * 4
   path.write_bytes(content)
-  np.testing.assert_array_equal(sound_files.read(str(path), how, 1), whole)
+  np.testing.assert_array_equal(sound_files.read(str(path), audio, 1), whole)
 
 
 @pytest.mark.slow

@@ -49,9 +49,9 @@ def numbered(config):
   return jax.jit(views.train_transform(config, source.features)), batch
 
 
-@pytest.mark.parametrize('how', [{}, {'flip': 0.5, 'turn': 0.5}])
-def test_a_map_follows_its_volume(how):
-  transform, batch = numbered(make_config(**how, foreground=0.5))
+@pytest.mark.parametrize('settings', [{}, {'flip': 0.5, 'turn': 0.5}])
+def test_a_map_follows_its_volume(settings):
+  transform, batch = numbered(make_config(**settings, foreground=0.5))
   prepared = transform(batch, stand_in.rows(*range(6)))
   image, labels = (
     np.asarray(prepared['image'][..., 0]),
@@ -59,7 +59,7 @@ def test_a_map_follows_its_volume(how):
   )
   assert image.shape == labels.shape == (6, 8, 8, 8)
   np.testing.assert_allclose((image + 1) / 2 * 255, labels, atol=1e-3)
-  if not how:
+  if not settings:
     whole = batch['map'].astype(np.int32)
     for i in range(6):
       boxes = np.lib.stride_tricks.sliding_window_view(whole[i], (8, 8, 8))

@@ -23,13 +23,13 @@ def test_equals_scikit_learn(blocks, monkeypatch):
     monkeypatch.setattr(knn, '_TRAIN', blocks[0])
     monkeypatch.setattr(knn, '_TEST', blocks[1])
   for k, temperature in ((1, 0.07), (20, 0.07), (200, 1.0)):
-    theirs = sklearn_neighbors.KNeighborsClassifier(
+    expected = sklearn_neighbors.KNeighborsClassifier(
       k,
       metric='cosine',
       weights=lambda distance, t=temperature: np.exp((1 - distance) / t),
     ).fit(train, labels)
     actual = knn.predict(train, labels, test, k, temperature)
-    np.testing.assert_array_equal(actual, theirs.predict(test))
+    np.testing.assert_array_equal(actual, expected.predict(test))
 
 
 def test_nearest_are_all_that_are_near(monkeypatch):

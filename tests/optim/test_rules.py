@@ -74,10 +74,10 @@ def build(**overrides):
   return experiment_lib.build(config)
 
 
-def frozen_run(name, how):
+def frozen_run(name, settings):
   """The experiment of one way to freeze."""
   keys = {f'optim__{key}': value for key, value in FREEZING[name][0].items()}
-  return build(**keys, **how)
+  return build(**keys, **settings)
 
 
 def unrolled(params):
@@ -170,8 +170,8 @@ def test_equals_a_gradient_masked_by_hand(name, scan):
 def test_frozen_parameters_cost_nothing(name):
   """Neither memory of optimizer and average, nor products; scanned or not."""
   trains, counts = FREEZING[name][2], []
-  for how in HOWS[: 1 + FREEZING[name][1]]:
-    e = frozen_run(name, how)
+  for settings in HOWS[: 1 + FREEZING[name][1]]:
+    e = frozen_run(name, settings)
     state = e.program.abstract_state()
     sizes = {path: p.size for path, p in e.program.rules.parameters.items()}
     trained = sum(

@@ -113,13 +113,13 @@ def test_a_kernel_is_split_as_the_compiler_splits_the_rest(fields):
     'model__attention_dropout_rate': 0.0,
   }
   parameters = []
-  for mesh, how in [((2, 2, 2), 'fused'), ((1, 1, 1), 'plain')]:
-    e = build(mesh, model__attention_implementation=how, **model)
+  for mesh, implementation in [((2, 2, 2), 'fused'), ((1, 1, 1), 'plain')]:
+    e = build(mesh, model__attention_implementation=implementation, **model)
     program = e.program
     traced = program.train_step.trace(
       program.abstract_state(), program.abstract_batch(), np.int32(0)
     )
-    assert ('pallas_call' in str(traced.jaxpr)) == (how == 'fused')
+    assert ('pallas_call' in str(traced.jaxpr)) == (implementation == 'fused')
     parameters.append(run_steps(e, e.init(), 0, 2)[0].params)
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * abs(b).max()),

@@ -168,24 +168,24 @@ with reporting.Reporter(sys.argv[1], 100) as reporter:
 
 def test_a_real_terminal(tmp_path):
   """stdout is a pipe, and has nothing but its JSON."""
-  ours, theirs = pty.openpty()
+  actual, expected = pty.openpty()
   environ = os.environ | {'TERM': 'xterm', 'COLUMNS': '80', 'LINES': '24'}
   with subprocess.Popen(
     [sys.executable, '-c', _RUN, str(tmp_path)],
     stdout=subprocess.PIPE,
-    stderr=theirs,
+    stderr=expected,
     cwd=tiny.ROOT,
     env=environ,
   ) as process:
-    os.close(theirs)
+    os.close(expected)
     content = b''
     while True:
       try:
-        content += os.read(ours, 65536)
+        content += os.read(actual, 65536)
       except OSError:  # the other end is closed
         break
     assert process.stdout is not None and process.stdout.read() == b'{}\n'
-  os.close(ours)
+  os.close(actual)
   assert process.returncode == 0
   text = content.decode()
   assert '\x1b[?25l' not in text  # the cursor is not hidden

@@ -184,14 +184,14 @@ def test_the_command_measures_the_same(finished, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'how',
+  'settings',
   [
     {'mesh__data': 2, 'mesh__fsdp': 2, 'mesh__min_size': 0},
     {'model__scan': True, 'train__accumulation': 2, 'data__cache': 'device'},
   ],
   ids=str,
 )
-def test_one_result_however_it_is_computed(how):
+def test_one_result_however_it_is_computed(settings):
   """The embeddings of an initial model, and their labels."""
 
   def embed(**overrides):
@@ -203,7 +203,7 @@ def test_one_result_however_it_is_computed(how):
       )
       return e, embedded.embeddings(context, 'train[:80%]')
 
-  e, actual = embed(**how)
+  e, actual = embed(**settings)
   _, expected = embed()
   source = e.probe_sources['near']
   np.testing.assert_array_equal(actual.labels, source.arrays['label'])

@@ -74,19 +74,19 @@ def reference():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'how',
+  'settings',
   [
     {'train__accumulation': 4},
     {'mesh__data': 4, 'train__accumulation': 2, 'model__scan': True},
   ],
   ids=str,
 )
-def test_one_result_however_it_is_computed(reference, how):
+def test_one_result_however_it_is_computed(reference, settings):
   """Accumulated or not, on one device or many; dropout and shifts included."""
   expected, expected_losses, overrides = reference
-  state, losses = run_steps(build(**overrides, **how), 3)
+  state, losses = run_steps(build(**overrides, **settings), 3)
   params = state.params
-  if 'model__scan' in how:
+  if 'model__scan' in settings:
     params = layouts.unstack_layers(params)
   np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
   assert_close(params, expected.params, 1e-5)

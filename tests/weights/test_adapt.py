@@ -124,11 +124,11 @@ def test_grids_as_torch_itself_resizes_them(method):
   mode = others.get(mode, mode)
   x = torch.tensor(table.reshape(1, 3, 4, 7).transpose(0, 3, 1, 2))
   for new in [(5, 3), (6, 8), (2, 11)]:
-    how = {'size': new, 'mode': mode, 'antialias': bool(antialias)}
+    settings = {'size': new, 'mode': mode, 'antialias': bool(antialias)}
     if method == 'dino':  # as in its code
       scale = [(n + 0.1) / old for n, old in zip(new, (3, 4), strict=True)]
-      how = {'scale_factor': scale, 'mode': 'bicubic'}
-    y = torch.nn.functional.interpolate(x, align_corners=False, **how)
+      settings = {'scale_factor': scale, 'mode': 'bicubic'}
+    y = torch.nn.functional.interpolate(x, align_corners=False, **settings)
     expected = y.numpy().transpose(0, 2, 3, 1).reshape(1, -1, 7)
     actual = resize.positions(table, (3, 4), new, method)
     np.testing.assert_allclose(actual, expected, atol=1e-5)

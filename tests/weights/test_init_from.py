@@ -220,13 +220,13 @@ def test_the_interpolation_is_the_checkpoints(checkpoint, given, wanted):
 def test_how_positions_are_resized_is_kept(checkpoint, tmp_path):
   """A run that begins with DINO's encoder resizes as DINO does."""
   loaded = vit_jax.load(checkpoint).adapted(num_classes=0)
-  theirs = tmp_path / 'dino.safetensors'
+  expected = tmp_path / 'dino.safetensors'
   model = describing.with_keys(loaded.model, registers=0, block='block')
   params = models.init_params(model, jax.random.key(3), (16, 16, 3))
   rules = timm_vit.VIT.rules(values.model_values(model))
   arrays = dict(tables.write(rules, params))
-  containers.write_safetensors(theirs, arrays, {})
-  config = tuned(theirs, train__duration='3 steps')
+  containers.write_safetensors(expected, arrays, {})
+  config = tuned(expected, train__duration='3 steps')
   config.model.num_heads = 2
   workdir = tmp_path / 'run'
   assert loop.run(config, str(workdir)).status == 0

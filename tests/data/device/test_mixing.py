@@ -52,9 +52,9 @@ def test_it_is_the_formula():
   share = np.linspace(0, 1, 16, dtype=np.float32)
   box = np.zeros((16, 4), np.int32)
   box[::3], share[::3] = (2, 3, 9, 20), 1
-  how = mixing.Mix(jnp.asarray(share), jnp.asarray(box))
+  settings = mixing.Mix(jnp.asarray(share), jnp.asarray(box))
   targets = {'label': jax.nn.one_hot(LABELS, CLASSES)}
-  images, targets = jax.jit(mixing.apply)(IMAGES, targets, how)
+  images, targets = jax.jit(mixing.apply)(IMAGES, targets, settings)
   labels = targets['label']
   for row in range(16):
     other = IMAGES[row ^ 1]

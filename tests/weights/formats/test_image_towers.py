@@ -197,7 +197,7 @@ def test_json_of_open_clip(tmp_path, key, value, wanted):
 
 def open_clips(name):
   """Returns the name that open_clip has for one of timm's."""
-  for ours, theirs in (
+  for actual, expected in (
     ('cls_token', 'class_embedding'),
     ('pos_embed', 'positional_embedding'),
     ('patch_embed.proj', 'conv1'),
@@ -209,7 +209,7 @@ def open_clips(name):
     ('mlp.fc1', 'mlp.c_fc'),
     ('mlp.fc2', 'mlp.c_proj'),
   ):
-    name = name.replace(ours, theirs)
+    name = name.replace(actual, expected)
   return f'visual.{"ln_post" + name[4:] if name.startswith("norm.") else name}'
 
 

@@ -259,21 +259,21 @@ REWRITTEN = (
 
 @pytest.mark.parametrize('name', OURS)
 def test_our_models_there(tmp_path, name):
-  ours = random_model(classes=('ant', 'bee', 'cow'), **OURS[name])
-  notes = export.write(ours, tmp_path / 'x', 'huggingface', 'here')
+  actual = random_model(classes=('ant', 'bee', 'cow'), **OURS[name])
+  notes = export.write(actual, tmp_path / 'x', 'huggingface', 'here')
   assert bool(notes) == (name in REWRITTEN)
   model, facts = transformers.AutoModelForImageClassification.from_pretrained(
     tmp_path / 'x', output_loading_info=True
   )
   assert not any(facts.values()), facts
-  images = random_images(*ours.position_size, ours.preprocess.channels)
-  assert_close(logits(ours, images), answer(model.eval(), images))
+  images = random_images(*actual.position_size, actual.preprocess.channels)
+  assert_close(logits(actual, images), answer(model.eval(), images))
   assert model.config.id2label[1] == 'bee'
   again = vit_jax.load(tmp_path / 'x')
   if name in REWRITTEN:
-    assert_close(logits(again, images), logits(ours, images))
+    assert_close(logits(again, images), logits(actual, images))
   else:
-    assert_same(again, ours)
+    assert_same(again, actual)
 
 
 PROCESSORS = {
