@@ -1,6 +1,5 @@
 """Sounds: tones, spectrograms, files, masks, mistakes."""
 
-import commands
 import jax
 import numpy as np
 import other_libraries
@@ -8,10 +7,8 @@ import pytest
 import stand_in
 import tiny
 
-import vit_jax
 from vit_jax import config as config_lib
 from vit_jax import data
-from vit_jax import evaluate
 from vit_jax.config import UserError
 from vit_jax.data import input_kinds
 from vit_jax.data import spectrogram
@@ -19,7 +16,6 @@ from vit_jax.data import tones
 from vit_jax.data.device import clips
 from vit_jax.data.device import views
 from vit_jax.data.host import sound_files
-from vit_jax.predict import __main__ as predict
 
 soundfile = pytest.importorskip('soundfile')
 
@@ -216,30 +212,18 @@ def test_a_stream_of_unknown_length_is_read(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_names_the_classes_of_files(tmp_path, capsys):
-  root, run = write_folder(tmp_path / 'data'), tmp_path / 'run'
-  config = tiny.config(
-    data__name=f'audio:{root}',
-    data__split='train',
+  root = write_folder(tmp_path / 'data')
+  loaded, classes = stand_in.train_on_files(
+    f'audio:{root}',
+    tmp_path / 'run',
+    [root / 'val' / 'high', root / 'val' / 'low' / 'b.flac'],
+    capsys,
     data__image_size=(64, 32),
     data__crop='pad(0)',
     model__patch_size=(16, 8),
     train__duration='20 steps',
-    train__batch_size=6,
-    train__ema_decay=0.0,
-    optim__learning_rate=1e-2,
-    checkpoint__every='',
-    evals__val__split='val',
-    evals__val__every='',
   )
-  results = vit_jax.train(config, run)
-  assert results.metrics['val/accuracy'] == 1.0
-  paths = [root / 'val' / 'high', root / 'val' / 'low' / 'b.flac']
-  assert commands.run(predict, f'--from={run}', '--top=1', *paths) == 0
-  _, *lines = capsys.readouterr().out.splitlines()
-  assert [x.split()[-1] for x in lines] == ['high', 'high', 'high', 'low']
-  arguments = f'--from={run}', f'--data=audio:{root}', '--split=val'
-  assert commands.run(evaluate, *arguments) == 0
-  loaded = vit_jax.load(run)
+  assert classes == ['high', 'high', 'high', 'low']
   answers = loaded.predict([str(root / 'val/low/a.wav'), tone(300)])
   np.testing.assert_allclose(answers[0], answers[1], atol=0.1)
   with pytest.raises(UserError, match='is no sound'):

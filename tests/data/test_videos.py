@@ -1,22 +1,18 @@
 """Videos: moving digits, clips of files and of frames, crops, mistakes."""
 
-import commands
 import cv2
 import numpy as np
 import pytest
 import stand_in
 import tiny
 
-import vit_jax
 from vit_jax import config as config_lib
 from vit_jax import data
-from vit_jax import evaluate
 from vit_jax.config import UserError
 from vit_jax.data import cache
 from vit_jax.data import moving_digits
 from vit_jax.data.device import views
 from vit_jax.data.host import levels
-from vit_jax.predict import __main__ as predict
 
 
 def make_config(name='moving_digits', size=(4, 24, 24), **settings):
@@ -195,31 +191,20 @@ def test_bad_files_are_named(name, change, message, tmp_path):
 @pytest.mark.slow
 def test_a_run_names_the_classes_of_files(tmp_path, capsys):
   """Trained on a cache, measured on files, and asked about files."""
-  root, run = write_folder(tmp_path / 'data'), tmp_path / 'run'
-  config = tiny.config(
-    data__name=f'video:{root}',
-    data__split='train',
+  root = write_folder(tmp_path / 'data')
+  val = root / 'val' / 'brighter'
+  paths = [val / 'a.mp4', val / 'c', root / 'val' / 'darker' / 'deep']
+  loaded, classes = stand_in.train_on_files(
+    f'video:{root}',
+    tmp_path / 'run',
+    paths,
+    capsys,
     data__image_size=(4, 16, 16),
     data__crop='center',
     model__patch_size=(2, 8, 8),
     train__duration='30 steps',
-    train__batch_size=6,
-    train__ema_decay=0.0,
-    optim__learning_rate=1e-2,
-    checkpoint__every='',
-    evals__val__split='val',
-    evals__val__every='',
   )
-  results = vit_jax.train(config, run)
-  assert results.metrics['val/accuracy'] == 1.0
-  val = root / 'val' / 'brighter'
-  paths = [val / 'a.mp4', val / 'c', root / 'val' / 'darker' / 'deep']
-  assert commands.run(predict, f'--from={run}', '--top=1', *paths) == 0
-  _, *lines = capsys.readouterr().out.splitlines()
-  assert [x.split()[-1] for x in lines] == ['brighter', 'brighter', 'darker']
-  arguments = f'--from={run}', f'--data=video:{root}', '--split=val'
-  assert commands.run(evaluate, *arguments) == 0
-  loaded = vit_jax.load(run)
+  assert classes == ['brighter', 'brighter', 'darker']
   video = numbered(12)
   answers = loaded.predict([str(paths[0]), video])
   assert loaded.preprocess(video).shape == (1, 4, 16, 16, 1)

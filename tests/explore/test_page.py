@@ -373,22 +373,6 @@ def test_colours_are_those_of_reports(browser):
   np.testing.assert_array_equal(browser.pixels('.scale')[0, :, :3], table)
 
 
-def test_twenty_requests_at_once_are_answered(browser, image):
-  text = base64.b64encode(image.read_bytes()).decode()
-  answers = browser.driver.execute_async_script(
-    """const [text, done] = arguments;
-    const body = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-    const ask = async (i) => {
-      const answer = await fetch(`api/look/${i % 2}`, {method: 'POST', body});
-      return [answer.status, (await answer.arrayBuffer()).byteLength];
-    };
-    Promise.all(Array.from({length: 20}, (_, i) => ask(i))).then(done);""",
-    text,
-  )
-  assert len(answers) == 20
-  assert all(status == 200 and size > 1000 for status, size in answers)
-
-
 def test_files_are_dropped_and_pasted(browser, image):
   script = """
     const [type, name, text] = arguments;

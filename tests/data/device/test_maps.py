@@ -1,12 +1,12 @@
 """Maps of classes are cropped and mirrored as their images, on the device."""
 
-import itertools
 
 import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import pytest
+import stand_in
 
 from vit_jax import config as config_lib
 from vit_jax.data import features
@@ -51,15 +51,6 @@ def train(config, batch, rows=None, key=1, **settings):
   return jax.device_get(transform(batch, Rng(jax.random.key(key), rows)))
 
 
-def inside(labels: np.ndarray) -> np.ndarray:
-  """Where all neighbours have one label: interpolation changes nothing."""
-  same = np.ones(labels.shape, bool)
-  for y, x in itertools.product((-1, 0, 1), repeat=2):
-    same &= np.roll(labels, (y, x), (1, 2)) == labels
-  same[:, [0, -1]] = same[:, :, [0, -1]] = False
-  return same
-
-
 OPTIONS = {'pad': '(3)', 'random_resized': '(scale=(0.3, 0.9))'}
 ON_DEVICE = [x for x in geometry.CROPS if x != 'scaled']
 
@@ -78,10 +69,10 @@ def test_a_map_follows_its_image(crop, interpolation):
   pixels = np.round(prepared['image'][..., 0])
   is_padding = labels == 255
   assert is_padding.any() == (crop == 'pad')
-  inner = inside(labels)
+  inner = stand_in.same_neighbours(labels)
   # Bicubic weights reach two stored pixels, at most four of an enlarged crop.
   for _ in range(3 if interpolation == 'bicubic' else 0):
-    inner &= inside(inner.astype(int))
+    inner &= stand_in.same_neighbours(inner.astype(int))
   assert inner.mean() > 0.2
   expected = np.where(is_padding, 0, labels)
   np.testing.assert_array_equal(pixels[inner], expected[inner])
