@@ -37,8 +37,10 @@ def count(fn, in_spec, out_spec, *args, shape=(2, 2, 2)):
   return collectives.count(hlo.parse(text), dict(mesh.shape))
 
 
-def show(found):
-  return [(c.kind, c.axes, c.group_size, c.executions, c.bytes) for c in found]
+def show(collectives):
+  return [
+    (c.kind, c.axes, c.group_size, c.executions, c.bytes) for c in collectives
+  ]
 
 
 def test_each_kind():

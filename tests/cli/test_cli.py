@@ -119,7 +119,7 @@ def _look(folder, *flags):
   return python('-m', *command, env=env)
 
 
-def _kept(folder: pathlib.Path):
+def holds_files(folder: pathlib.Path):
   return folder.exists() and any(folder.iterdir())
 
 
@@ -134,8 +134,8 @@ def test_what_is_compiled_is_kept(kind, tmp_path):
   }[kind]
   result = _look(tmp_path, *flags)
   assert result.returncode == 0, result.stderr
-  assert _kept(tmp_path / 'default' / 'xla') == (kind == 'default')
-  assert _kept(tmp_path / 'new' / 'there') == (kind == 'there')
+  assert holds_files(tmp_path / 'default' / 'xla') == (kind == 'default')
+  assert holds_files(tmp_path / 'new' / 'there') == (kind == 'there')
 
 
 def test_a_compile_cache_that_cannot_be_written(tmp_path):

@@ -200,7 +200,7 @@ class Stored(base.Source):
 
 
 # As large, and in memory already.
-KEPT = base.ArraySource(
+IN_MEMORY = base.ArraySource(
   {
     'image': np.broadcast_to(np.uint8(0), (1024, 1024, 1024, 3)),
     'label': np.zeros(1024),
@@ -218,14 +218,14 @@ STORED = Stored()
     ('host', [Stored()], 3),
     ('host', [Stored(), Stored()], 6),
     ('host', [STORED, STORED], 3),  # one split with two uses
-    ('host', [Stored(), KEPT], 3),
-    ('host', [KEPT], 0),
+    ('host', [Stored(), IN_MEMORY], 3),
+    ('host', [IN_MEMORY], 0),
     # On each of two CPU devices, and the one that is decoded.
     ('device', [Stored()], 6 + 3),
     ('device', [Stored(), Stored()], 12 + 3),
     ('device', [STORED, STORED], 6 + 3),
-    ('device', [KEPT, Stored()], 12 + 3),
-    ('device', [KEPT], 6),
+    ('device', [IN_MEMORY, Stored()], 12 + 3),
+    ('device', [IN_MEMORY], 6),
   ],
 )
 def test_what_is_counted(monkeypatch, cache, splits, needed):

@@ -253,8 +253,8 @@ def test_batches_are_those_of_before(tmp_path, kind):
 
 
 # Numbers of examples for training.
-MADE = {scenes: 4_000, volumes: 400, moving_digits: 8_000, tones: 6_000}
-ALL_KINDS = dict.fromkeys((*KINDS, *MADE, folder, tfds, digits))
+MADE_SIZES = {scenes: 4_000, volumes: 400, moving_digits: 8_000, tones: 6_000}
+ALL_KINDS = dict.fromkeys((*KINDS, *MADE_SIZES, folder, tfds, digits))
 
 
 def assert_equal(example, second):
@@ -298,13 +298,13 @@ def test_slices_and_copies_have_the_examples_of_a_split(tmp_path, kind):
   assert len({x.fingerprint() for x in (whole, *parts)}) == 3
 
 
-@pytest.mark.parametrize('kind', MADE)
+@pytest.mark.parametrize('kind', MADE_SIZES)
 def test_made_examples_of_test_are_others(tmp_path, kind):
   config = make_config(tmp_path, kind)
   train, test, val = (
     data.open_source(config, x) for x in ('train', 'test', 'val')
   )
-  assert isinstance(train, made.MadeSource) and len(train) == MADE[kind]
+  assert isinstance(train, made.MadeSource) and len(train) == MADE_SIZES[kind]
   assert (train.read(0).image != test.read(0).image).any()
   assert train.id(7) == 'train/7' and test.id(7) == 'test/7'
   assert val.fingerprint() == test.fingerprint() != train.fingerprint()

@@ -81,7 +81,7 @@ def lines(monkeypatch):
   return actual
 
 
-def test_the_range_of_the_type_is_warned_of(folder, lines):
+def test_the_range_of_the_type_gets_a_warning(folder, lines):
   experiment_lib.build(make_config(folder))
   (line,) = [x for x in lines if '16 bits' in x]
   assert '40 images' in line and 'of 0 to 65535' in line

@@ -64,7 +64,7 @@ def make_subject(vit, count=5, **overrides):
 def draw(subject, folder, names=tuple(kinds.KINDS)):
   contents = kinds.draw(subject, names, folder, lambda _: None)
   sections = {section.name: section for section in contents.sections}
-  reasons = {one.name: one.reason for one in contents.missing}
+  reasons = {kind.name: kind.reason for kind in contents.missing}
   assert sections.keys() | reasons.keys() == set(names)
   return sections, reasons, contents.numbers
 

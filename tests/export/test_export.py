@@ -107,10 +107,10 @@ def session(content):
   )
 
 
-def assert_close(found, expected, tolerance=1e-4):
-  assert found.shape == expected.shape
+def assert_close(actual, expected, tolerance=1e-4):
+  assert actual.shape == expected.shape
   scale = np.abs(expected).max()
-  np.testing.assert_allclose(found / scale, expected / scale, atol=tolerance)
+  np.testing.assert_allclose(actual / scale, expected / scale, atol=tolerance)
 
 
 CASES = [(name, False) for name in MODELS]

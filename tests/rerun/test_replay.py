@@ -229,9 +229,9 @@ def made_up(bad_row=-1, event=3, **arrays):
   )
 
 
-def cause(found, **metrics):
+def cause(findings, **metrics):
   metrics = {'loss': 0.0, 'grad_norm': 0.0, 'param_norm': 0.0} | metrics
-  return next(replay._causes(found, metrics), None)
+  return next(replay._causes(findings, metrics), None)
 
 
 @pytest.mark.parametrize(
@@ -300,8 +300,8 @@ def poison(e, path, value):
   inner = functools.reduce(dict.__getitem__, modules, state.params)
   inner[name] = np.array(inner[name])
   inner[name].flat[-1] = value  # of the last layer, if they are stacked
-  where = jax.tree.map(lambda x: x.sharding, e.program.abstract_state())
-  return jax.device_put(state, where)
+  shardings = jax.tree.map(lambda x: x.sharding, e.program.abstract_state())
+  return jax.device_put(state, shardings)
 
 
 @pytest.mark.slow

@@ -760,8 +760,8 @@ def validate(description, path, reply):
   response = description['paths'][path][method]['responses']
   content = response[str(reply.status_code)]['content']
   schema = content[reply.headers['Content-Type']]['schema']
-  whole = schema | {'components': description['components']}
-  jsonschema.validate(reply.json(), whole)
+  full_schema = schema | {'components': description['components']}
+  jsonschema.validate(reply.json(), full_schema)
 
 
 def test_the_description_is_that_of_the_replies(served, held):

@@ -297,8 +297,8 @@ class Steps:
     self.stopped = []
 
   def start(self, flags, workdir):
-    given = dict(flag.removeprefix('--config.').split('=') for flag in flags)
-    return Steps.Run(self, given, workdir)
+    values = dict(flag.removeprefix('--config.').split('=') for flag in flags)
+    return Steps.Run(self, values, workdir)
 
   class Run:
     def __init__(self, launcher, given, workdir):

@@ -25,11 +25,11 @@ FIRST = {'data.split': 'train[:50%]', 'evals.val.split': 'train[90%:]'}
 SECOND = {'data.split': 'train[50%:80%]', 'evals.val.split': 'train[80%:90%]'}
 
 
-def make_config(others=None, **overrides):
+def make_config(tasks=None, **overrides):
   """Returns a config of the tasks 'one' and 'two'."""
   config = tiny.config(**{'train__variant': 'tasks'} | overrides)
-  given = {'one': FIRST, 'two': SECOND} if others is None else others
-  for name, keys in given.items():
+  named_tasks = {'one': FIRST, 'two': SECOND} if tasks is None else tasks
+  for name, keys in named_tasks.items():
     config.tasks[name] = config_lib.task(config)
     tiny.change(config, keys, f'tasks.{name}.')
   config.evals.val.split = ''
@@ -59,8 +59,8 @@ def run_steps(experiment, steps, state=None, start=0):
   return jax.device_get(state), actual
 
 
-def assert_equal(found, expected):
-  jax.tree.map(np.testing.assert_array_equal, found, expected)
+def assert_equal(actual, expected):
+  jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 @pytest.mark.slow

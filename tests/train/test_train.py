@@ -54,13 +54,13 @@ def run_steps(experiment, steps, state=None, start=0):
   return jax.device_get(state), losses
 
 
-def assert_close(found, expected, tolerance):
+def assert_close(actual, expected, tolerance):
   """Compares trees, relative to the norm of each leaf."""
   jax.tree.map(
     lambda a, b: np.testing.assert_array_less(
       np.linalg.norm(a - b), tolerance * np.linalg.norm(b) + 1e-12
     ),
-    found,
+    actual,
     expected,
   )
 

@@ -40,10 +40,10 @@ def _random(words=None, kind=text.TextTower, **fields):
   return model, params
 
 
-def _assert_same(found, model, params):
-  assert found.model.text == model.text
-  assert found.image_size == _SIZE
-  jax.tree.map(np.testing.assert_array_equal, found.params, params)
+def _assert_same(actual, model, params):
+  assert actual.model.text == model.text
+  assert actual.image_size == _SIZE
+  jax.tree.map(np.testing.assert_array_equal, actual.params, params)
 
 
 @pytest.mark.parametrize('stacked', [False, True])

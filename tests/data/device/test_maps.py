@@ -1,6 +1,5 @@
 """Maps of classes are cropped and mirrored as their images, on the device."""
 
-
 import jax
 import jax.numpy as jnp
 import ml_collections

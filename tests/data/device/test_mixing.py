@@ -40,8 +40,8 @@ def draw(**settings):
   """Shares and boxes of many images."""
   config = make_config(**settings)
   keys = jax.random.split(jax.random.key(1), 4000)
-  how = jax.jit(lambda keys: mixing.draw(keys, SIZE, config))(keys)
-  return np.asarray(how.share), np.asarray(how.box)
+  mix = jax.jit(lambda keys: mixing.draw(keys, SIZE, config))(keys)
+  return np.asarray(mix.share), np.asarray(mix.box)
 
 
 def area(box) -> np.ndarray:

@@ -55,17 +55,17 @@ def write_run(path, seed=0, **settings):
     image = input_kinds.Volume((32, 32, 16))
   there = {'image': image, 'map': target_kinds.SegmentationMap(CLASSES)}
   config.model.num_classes = 0
-  made = objectives.create(config, there)
+  objective = objectives.create(config, there)
   rng = np.random.default_rng(seed)
   params = jax.tree.map(
     lambda x: rng.normal(0.5, 0.1, x.shape).astype(np.float32),
-    jax.eval_shape(made.init, jax.random.key(0)),
+    jax.eval_shape(objective.init, jax.random.key(0)),
   )
-  facts = made.output_facts()
+  facts = objective.output_facts()
   preprocess = data.Preprocess.from_config(config, there, facts, 'trunk')
   size = preprocess.image_size
   loaded = weights.Loaded(
-    made.model,
+    objective.model,
     params['trunk'],
     preprocess,
     size,

@@ -44,7 +44,7 @@ def test_a_dinov3_without_what_transformers_needs(tmp_path):
     )
 
 
-def theirs(tmp_path, actual, *names, **changes):
+def their_file(tmp_path, actual, *names, **changes):
   """Writes a model under its authors' names; returns the file.
 
   Args:
@@ -65,7 +65,7 @@ def theirs(tmp_path, actual, *names, **changes):
 
 def test_dinos_file_is_resized_as_its_code_does(tmp_path):
   actual = random_model(**DINO)
-  loaded = vit_jax.load(theirs(tmp_path, actual), num_heads=3)
+  loaded = vit_jax.load(their_file(tmp_path, actual), num_heads=3)
   assert loaded.resize == 'dino'
   assert_same(loaded, actual)
   same = loaded.adapted(image_size=32)
@@ -93,7 +93,7 @@ def test_dinov2s_own_names(tmp_path, gated, chunks):
   names = [(r'mlp\.fc1', 'mlp.w12'), (r'mlp\.fc2', 'mlp.w3')] * gated
   names += [(r'^blocks\.', 'blocks.0.')] * chunks
   mask = np.asarray(actual.params['mask_token'])[0]
-  path = theirs(tmp_path, actual, *names, mask_token=mask)
+  path = their_file(tmp_path, actual, *names, mask_token=mask)
   loaded = vit_jax.load(path, num_heads=3)
   assert_same(loaded, actual)
   assert loaded.resize == 'dino'
@@ -113,7 +113,7 @@ def test_dinov2s_own_names_with_registers(tmp_path):
   row = np.full((1, 1, 24), 0.25, np.float32)
   table = np.concatenate([row, actual.params['position_embedding']], axis=1)
   mask = np.zeros((1, 24), np.float32)
-  path = theirs(tmp_path, actual, *names, pos_embed=table, mask_token=mask)
+  path = their_file(tmp_path, actual, *names, pos_embed=table, mask_token=mask)
   loaded = vit_jax.load(path, num_heads=3)
   assert loaded.resize == 'bicubic_antialias'
   assert loaded.model.positions[0].tokens == 'class'
@@ -136,7 +136,7 @@ def test_eva02s_own_names(tmp_path, normalised):
     (r'mlp\.norm', 'mlp.ffn_ln'),
   ]
   angles = {'rope.freqs_cos': np.ones((16, 8), np.float32)}
-  path = theirs(tmp_path, actual, *names, **angles)
+  path = their_file(tmp_path, actual, *names, **angles)
   if normalised:  # its queries, keys and values are apart
     arrays = read(path)
     for i in range(2):
@@ -174,7 +174,7 @@ def test_dinov3s_own_names(tmp_path):
     'mask_token': mask,
     'rope_embed.periods': np.ones(2, np.float32),
   }
-  path = theirs(tmp_path, actual, *names, **further)
+  path = their_file(tmp_path, actual, *names, **further)
   arrays = read(path)
   nothing = np.full(24, np.nan, np.float32)
   for i in range(2):
@@ -204,7 +204,7 @@ def test_factorized_positions_are_resized_for_each_image(tmp_path):
 
 
 def test_how_a_bare_file_rotates_is_said(tmp_path, caplog):
-  path = theirs(tmp_path, random_model(**EVA02))
+  path = their_file(tmp_path, random_model(**EVA02))
   with caplog.at_level('WARNING', 'absl'):
     loaded = vit_jax.load(path, num_heads=3)
   assert "assumed: rope(kind='eva02'" in caplog.text
