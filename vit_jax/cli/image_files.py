@@ -1,13 +1,10 @@
 """The image files that a command line names: found, decoded, in batches."""
 
 import codecs
-import collections
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
-import concurrent.futures
 import glob
-import itertools
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -111,26 +108,18 @@ def decoded_batches(
     except UserError as e:
       return path, e
 
-  pool = concurrent.futures.ThreadPoolExecutor(batches.num_cores())
-  remaining = (pool.submit(read, path) for path in paths)
   names: list[str] = []
   images: list[np.ndarray] = []
-  try:
-    waiting = collections.deque(itertools.islice(remaining, _AHEAD * size))
-    while waiting:
-      path, image = waiting.popleft().result()
-      waiting.extend(itertools.islice(remaining, 1))
-      progress(1)
-      if isinstance(image, UserError):
-        report(image)
-        continue
-      names.append(path)
-      images.append(image)
-      if len(images) == size:
-        yield names, {'image': np.stack(images)}
-        names, images = [], []
-  finally:
-    pool.shutdown(cancel_futures=True)
+  for path, image in batches.in_threads(read, paths, _AHEAD * size):
+    progress(1)
+    if isinstance(image, UserError):
+      report(image)
+      continue
+    names.append(path)
+    images.append(image)
+    if len(images) == size:
+      yield names, {'image': np.stack(images)}
+      names, images = [], []
   if images:
     padding = [np.zeros_like(images[0])] * (size - len(images))
     yield names, {'image': np.stack(images + padding)}

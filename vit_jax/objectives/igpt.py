@@ -7,7 +7,6 @@ from Pixels), and are kept in the config, as `objective.options.palette`.
 """
 
 from collections.abc import Mapping
-import concurrent.futures
 import math
 import re
 from typing import ClassVar
@@ -191,6 +190,5 @@ def _pixels(config: base.Config, source: data_base.Source) -> np.ndarray:
       return pixels
     return pixels[rng.choice(len(pixels), per_image, replace=False)]
 
-  with concurrent.futures.ThreadPoolExecutor(batches.num_cores()) as pool:
-    images = list(pool.map(read, positions))
+  images = batches.in_threads(read, positions)
   return np.concatenate([sample(x) for x in images])
