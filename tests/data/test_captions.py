@@ -121,9 +121,10 @@ class _LabelsInMemory(_Labels):
 def test_a_wrong_label_spoils_its_own_caption_alone(kind):
   source = kind()
   texts = [('a cat',), ('a dog',)]
-  derived = wrapped.Derived('text', 'label', texts.__getitem__)
-  described = wrapped.WrappedSource(source, (), derived=derived)
-  again = wrapped.WrappedSource(described, (), rows=np.array([2, 1]))
+  described = wrapped.DerivedSource(
+    source, (), source.features, 'text', 'label', texts.__getitem__
+  )
+  again = wrapped.SelectedSource(described, (), np.array([2, 1]))
   assert again.captions(1) == ('a cat',)
   assert described.captions(0) == ('a dog',)
   if kind is _Labels:

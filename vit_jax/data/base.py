@@ -123,6 +123,11 @@ class Source(abc.ABC):
   def check_targets(self, positions: Iterable[int]) -> None:
     """Checks the targets of examples, if that takes no reading of files."""
 
+  @property
+  def holds_columns(self) -> bool:
+    """Whether `column` reads no examples; by default if a class defines it."""
+    return type(self).column is not Source.column
+
   def column(self, name: str) -> np.ndarray:
     """Returns a `features.Target` of all examples, [N, ...]."""
     target = features_lib.targets(self.features)[name]
