@@ -6,7 +6,6 @@ import json
 import shutil
 import sys
 
-from absl import logging
 import commands
 import numpy as np
 import pytest
@@ -252,15 +251,16 @@ def test_nothing_left_is_an_error(folder, tmp_path):
     data.open_source(config, 'val')
 
 
-def test_a_list_for_other_data_gets_a_warning(folder, tmp_path, monkeypatch):
+def test_a_list_for_other_data_gets_a_warning(
+  folder, tmp_path, warnings_logged
+):
   """A check of one split's folder names its files in another way."""
-  path, lines = tmp_path / 'list.json', []
+  path = tmp_path / 'list.json'
   spoil(folder)
   commands.run(command, 'check', folder / 'training', f'--out={path}')
-  monkeypatch.setattr(logging, 'warning', lambda f, *x: lines.append(f % x))
   config = make_config(folder, data__skip_damaged=str(path))
   assert len(data.open_source(config, 'train'))
-  (line,) = [x for x in lines if 'lists damaged files of' in x]
+  (line,) = [x for x in warnings_logged if 'lists damaged files of' in x]
   assert f'{folder}/training' in line and f'folder:{folder}' in line
 
 

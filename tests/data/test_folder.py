@@ -89,28 +89,22 @@ def test_order_does_not_depend_on_where_the_folder_is(tmp_path):
   assert open_folder(tmp_path / 'there').fingerprint() != before.fingerprint()
 
 
-def test_other_files_are_counted_and_named_once(tmp_path, monkeypatch):
-  lines = []
-  monkeypatch.setattr(
-    logging, 'warning', lambda f, *args: lines.append(f % args)
-  )
+def test_other_files_are_counted_and_named_once(tmp_path, warnings_logged):
   names = ('a/1.png', 'a/notes.txt', 'a/2.png.bak', 'b/1.png', 'readme.md')
   root = write(tmp_path, *names, 'stray.png', 'a/.DS_Store', '.git/x.png')
   os.symlink('nowhere', tmp_path / 'a' / 'broken.png')
   for split in ('train', 'train[:50%]'):
     open_folder(root, split)
-  assert lines == [
+  assert warnings_logged == [
     f'{root}: ignored files that are not images of a class (5):'
     ' a/2.png.bak, a/broken.png, a/notes.txt, readme.md, stray.png'
   ]
   assert len(open_folder(root)) == 2
 
 
-def test_a_stray_image_beside_classes_changes_nothing(tmp_path, monkeypatch):
-  lines = []
-  monkeypatch.setattr(
-    logging, 'warning', lambda f, *args: lines.append(f % args)
-  )
+def test_a_stray_image_beside_classes_changes_nothing(
+  tmp_path, warnings_logged
+):
   names = [
     f'{s}/{c}/{i}.png' for s in ('train', 'val') for c in 'ab' for i in '12'
   ]
@@ -118,8 +112,10 @@ def test_a_stray_image_beside_classes_changes_nothing(tmp_path, monkeypatch):
   for split in ('train', 'val'):
     source = open_folder(root, split)
     assert source.classes == ('a', 'b') and len(source) == 4
-  assert len(lines) == 2
-  assert all(x.endswith('not images of a class (1): stray.png') for x in lines)
+  assert len(warnings_logged) == 2
+  assert all(
+    x.endswith('not images of a class (1): stray.png') for x in warnings_logged
+  )
 
 
 def test_links_are_followed_but_not_for_ever(tmp_path):

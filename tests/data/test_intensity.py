@@ -4,7 +4,6 @@ import functools
 import json
 import shutil
 
-from absl import logging
 import commands
 import jax
 import methods
@@ -71,25 +70,15 @@ make_config = functools.partial(
 )
 
 
-@pytest.fixture
-def lines(monkeypatch):
-  """What is logged as a warning."""
-  actual: list[str] = []
-  monkeypatch.setattr(
-    logging, 'warning', lambda f, *args: actual.append(f % args)
-  )
-  return actual
-
-
-def test_the_range_of_the_type_gets_a_warning(folder, lines):
+def test_the_range_of_the_type_gets_a_warning(folder, warnings_logged):
   experiment_lib.build(make_config(folder))
-  (line,) = [x for x in lines if '16 bits' in x]
+  (line,) = [x for x in warnings_logged if '16 bits' in x]
   assert '40 images' in line and 'of 0 to 65535' in line
   assert "--config.data.intensity='percentiles(0.5, 99.5)'" in line
   assert "--config.data.intensity='(0, 4095)'" in line
-  lines.clear()
+  warnings_logged.clear()
   experiment_lib.build(make_config(folder, data__intensity=(0, 65535)))
-  assert not lines  # it was asked for
+  assert not warnings_logged  # it was asked for
 
 
 WINDOWS = [(0, 4095), 'percentiles(0.5,99.5)']

@@ -12,7 +12,6 @@ import sys
 import threading
 import types
 
-from absl import logging
 import grain
 import numpy as np
 import pytest
@@ -280,13 +279,11 @@ def test_workers_make_the_same_batches_and_leave_nothing(configs):
   assert_same(train(config, stop=5), expected)
 
 
-def test_workers_need_no_shared_memory(configs, monkeypatch):
+def test_workers_need_no_shared_memory(configs, monkeypatch, warnings_logged):
   """As in a container, whose /dev/shm has 64 MB."""
   config = configs['folder'].copy_and_resolve_references()
   config.data.image_size = (400, 400)  # large enough for shared memory
   expected = train(config, stop=2)
-  lines = []
-  monkeypatch.setattr(logging, 'warning', lambda x, *y: lines.append(x % y))
   status = os.statvfs('/dev/shm')
 
   def full(path):
@@ -306,7 +303,7 @@ def test_workers_need_no_shared_memory(configs, monkeypatch):
     }
     actual += batches
   assert_same(actual, expected)
-  (line,) = lines
+  (line,) = warnings_logged
   assert '/dev/shm has 0 MB free' in line and '--shm-size' in line
 
 

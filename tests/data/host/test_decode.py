@@ -3,7 +3,6 @@ import struct
 import warnings
 import zlib
 
-from absl import logging
 import cv2
 import numpy as np
 from PIL import Image
@@ -246,15 +245,11 @@ def test_what_is_no_image_is_refused(data):
 
 
 @pytest.fixture
-def lines(monkeypatch):
-  """What is logged as a warning."""
-  actual: list[str] = []
-  monkeypatch.setattr(
-    logging, 'warning', lambda text, *args: actual.append(text % args)
-  )
+def lines(warnings_logged):
+  """The warnings that are logged, as in a new process."""
   decode.say_more.cache_clear()
   levels._say_reduced.cache_clear()
-  return actual
+  return warnings_logged
 
 
 @pytest.mark.parametrize('kind', ['GIF', 'TIFF'])
