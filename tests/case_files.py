@@ -16,6 +16,6 @@ def read(path: pathlib.Path) -> list[tuple[str, str, str]]:
     if line.startswith('['):
       section = line[1:-1]
     elif line and not line.startswith('#'):
-      case, _, told = line.partition(' => ')
-      cases.append((section, case, told))
+      case, _, message = line.partition(' => ')
+      cases.append((section, case, message))
   return cases

@@ -55,6 +55,14 @@ def room_for_programs():
   yield
 
 
+@pytest.fixture
+def warnings_logged(monkeypatch):
+  """The warnings that are logged from here on, a line each."""
+  lines = []
+  monkeypatch.setattr(logging, 'warning', lambda f, *x: lines.append(f % x))
+  return lines
+
+
 @pytest.fixture(autouse=True)
 def messages_as_before():
   """Restores what a command that was run as a program sets for its log."""

@@ -3,22 +3,29 @@
 Their pixels are exact: PNG, and JPEG files of fixed bytes in tests/data.
 """
 
+from collections.abc import Sequence
 import io
+import itertools
 import pathlib
 import struct
 import tarfile
 from typing import Any
 import zlib
 
+import commands
 import cv2
 import jax
 import ml_collections
 import numpy as np
+import pytest
 import tiny
 
+import vit_jax
 from vit_jax import data
+from vit_jax import evaluate
 from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
+from vit_jax.predict import __main__ as predict
 
 CLASSES = ('ant', 'bee', 'cow')
 JPEGS = sorted((pathlib.Path(__file__).parent / 'data').glob('*.jpg'))
@@ -119,6 +126,49 @@ def train_batch(
   transform = views.train_transform(config, source.features)
   numbers = range(config.train.batch_size)
   return jax.jit(transform)(batch, rows(*numbers)), batch
+
+
+def train_on_files(
+  name: str,
+  run: pathlib.Path,
+  paths: Sequence[pathlib.Path],
+  capsys: pytest.CaptureFixture[str],
+  **settings: Any,
+) -> tuple[Any, list[str]]:
+  """Trains on a folder of videos or sounds until all of val is right.
+
+  Returns the model, and the classes that `predict` prints for files.
+  """
+  config = tiny.config(
+    data__name=name,
+    data__split='train',
+    train__batch_size=6,
+    train__ema_decay=0.0,
+    optim__learning_rate=1e-2,
+    checkpoint__every='',
+    evals__val__split='val',
+    evals__val__every='',
+    **settings,
+  )
+  assert vit_jax.train(config, run).metrics['val/accuracy'] == 1.0
+  arguments = f'--from={run}', f'--data={name}', '--split=val'
+  assert commands.run(evaluate, *arguments) == 0
+  capsys.readouterr()
+  assert commands.run(predict, f'--from={run}', '--top=1', *paths) == 0
+  _, *lines = capsys.readouterr().out.splitlines()
+  return vit_jax.load(run), [line.split()[-1] for line in lines]
+
+
+def same_neighbours(labels: np.ndarray) -> np.ndarray:
+  """Returns where all neighbours have one label, bool [B, H, W].
+
+  There interpolation changes nothing.
+  """
+  uniform = np.ones(labels.shape, bool)
+  for y, x in itertools.product((-1, 0, 1), repeat=2):
+    uniform &= np.roll(labels, (y, x), (1, 2)) == labels
+  uniform[:, [0, -1]] = uniform[:, :, [0, -1]] = False
+  return uniform
 
 
 def write_dataset(

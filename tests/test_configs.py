@@ -236,13 +236,13 @@ def test_config_trains_and_evaluates(name, shrunk):
   step = e.program.eval_step(accuracy.measure)
   total, _ = step(state.eval_params, next(evals))
   evals.close()
-  found = total.compute()
+  actual = total.compute()
   objective = e.program.objective
   named = {x for x in objective.metrics if not x.endswith('/')}
-  assert named <= found.keys()
+  assert named <= actual.keys()
   if objective.target and 'loss' in objective.metrics:
-    assert not {'accuracy', 'map', 'r2'}.isdisjoint(found)
-    assert np.isfinite(found['loss'])
+    assert not {'accuracy', 'map', 'r2'}.isdisjoint(actual)
+    assert np.isfinite(actual['loss'])
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ from vit_jax.train import experiment
 from vit_jax.weights.formats import foreign
 
 # What runs a command, by how it begins.
-HERE = 'here'
+HERE_MARK = 'here'
 RUN_BY = {
   command: place
   for _, command, place in case_files.read(tiny.TESTS / 'run_by.txt')
@@ -52,7 +52,7 @@ PAGES = documented.PAGES
 COMMANDS = list(
   dict.fromkeys(x for page in PAGES for x in documented.commands(page))
 )
-OURS = [x for x in COMMANDS if documented.is_ours(x)]
+OUR_COMMANDS = [x for x in COMMANDS if documented.is_ours(x)]
 
 
 @pytest.fixture(scope='module')
@@ -105,7 +105,7 @@ def folder(digits_run, tmp_path_factory):
 
 
 @pytest.fixture
-def here(folder, monkeypatch):
+def run_folder(folder, monkeypatch):
   monkeypatch.chdir(folder)
   monkeypatch.syspath_prepend(folder)
   return folder
@@ -125,15 +125,15 @@ def test_each_command_is_run_or_its_page_says_why_not():
     path, _, test = place.partition('::')
     if test:
       assert f'\ndef {test}(' in (tiny.ROOT / path).read_text(), place
-    elif place not in ('.ci/run', HERE):
+    elif place not in ('.ci/run', HERE_MARK):
       for page in PAGES:
         if command in documented.commands(page):
           assert place in ' '.join(documented.read(page).split()), page
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('command', OURS)
-def test_flags_and_keys_are_there(command, here):
+@pytest.mark.parametrize('command', OUR_COMMANDS)
+def test_flags_and_keys_are_there(command, run_folder):
   with documented.parsed(documented.words(command)) as program:
     check(program)
   words = documented.words(command)
@@ -152,7 +152,7 @@ UNPARSED = re.compile(r'augreg|plain_start|data check configs')
   'command',
   [x for x in documented.docstring_commands() if not UNPARSED.search(x)],
 )
-def test_flags_and_keys_in_docstrings_are_there(command, here):
+def test_flags_and_keys_in_docstrings_are_there(command, run_folder):
   with documented.parsed(documented.words(command)):
     pass
 
@@ -181,9 +181,9 @@ def check(program):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'command', [x for x in OURS if RUN_BY.get(beginning(x)) == HERE]
+  'command', [x for x in OUR_COMMANDS if RUN_BY.get(beginning(x)) == HERE_MARK]
 )
-def test_commands_run(command, here):
+def test_commands_run(command, run_folder):
   """As they stand there, but for SMALLER."""
   words = documented.words(command)
   if 'vit_jax.main' in words:
@@ -205,16 +205,16 @@ def expanded(word):
   """Returns what a shell makes of a word."""
   if not word.startswith('runs/') or '*' not in word:
     return [word]
-  found = sorted(map(str, pathlib.Path().glob(word)))
-  return [x for x in found if pathlib.Path(x).is_dir()]
+  actual = sorted(map(str, pathlib.Path().glob(word)))
+  return [x for x in actual if pathlib.Path(x).is_dir()]
 
 
 @pytest.mark.parametrize(('name', 'count'), [('transfer', 9), ('lora', 12)])
-def test_the_script_of_transfer(name, count, here):
+def test_the_script_of_transfer(name, count, run_folder):
   """Its commands parse; a stand-in for Python notes them."""
-  note = here / f'{name}.jsonl'
-  (here / 'bin').mkdir(exist_ok=True)
-  python = here / 'bin' / 'python'
+  note = run_folder / f'{name}.jsonl'
+  (run_folder / 'bin').mkdir(exist_ok=True)
+  python = run_folder / 'bin' / 'python'
   python.write_text(f"""#!{sys.executable}
 import json, pathlib, sys
 with open({str(note)!r}, 'a') as file:
@@ -266,7 +266,7 @@ def test_extras_are_there(page):
 def known_flags(digits_run):
   """Names of the flags of all programs that the pages start."""
   names = set()
-  for command in OURS:
+  for command in OUR_COMMANDS:
     if command.startswith('python -m') or 'slurm' in command:
       words = documented.words(command)
       start = 4 if words[3:4] == ['serve'] or words[3:4] == ['data'] else 3
@@ -361,7 +361,7 @@ def test_the_words_of_the_glossary_are_sorted():
   assert rows[1:] == sorted(rows[1:])
 
 
-def test_the_sweep_of_the_page(tmp_path, here):
+def test_the_sweep_of_the_page(tmp_path, run_folder):
   (text,) = documented.blocks('docs/sweeps.md', 'python')
   (tmp_path / 'sweep.py').write_text(text)
   sweep = space.load(str(tmp_path / 'sweep.py'))
@@ -369,7 +369,7 @@ def test_the_sweep_of_the_page(tmp_path, here):
   assert sweep.total() == 40
 
 
-def test_functions_of_the_readme(digits_run, here, monkeypatch):
+def test_functions_of_the_readme(digits_run, run_folder, monkeypatch):
   """Those that look inside run; training starts with the config as it says."""
   scope = {
     'vit_jax': vit_jax,
@@ -389,7 +389,7 @@ def test_functions_of_the_readme(digits_run, here, monkeypatch):
   inspect.signature(vit_jax.train).bind(config, workdir)
 
 
-def test_the_python_of_the_first_hour(here):
+def test_the_python_of_the_first_hour(run_folder):
   (code,) = documented.blocks('docs/first_hour.md', 'python')
   scope = {}
   exec(code, scope)
@@ -403,7 +403,7 @@ def test_the_model_zoo_has_the_sizes_of_all_models():
   assert names == {*rows}
 
 
-def test_the_evaluation_of_the_page(here):
+def test_the_evaluation_of_the_page(run_folder):
   (text,) = [
     x
     for x in documented.blocks('docs/look_inside.md', 'python')

@@ -46,8 +46,8 @@ def test_an_archive_of_the_digits(digits_run, tmp_path):
     assert (
       commands.run(embed, f'--from={digits_run}', *args, f'--out={path}') == 0
     )
-    with np.load(path) as found:
-      arrays = dict(found)
+    with np.load(path) as actual:
+      arrays = dict(actual)
     vit = vit_jax.load(digits_run)
     source = data.open_source(vit.preprocess.to_config(), 'train[80%:]')
     expected = vit_jax.embeddings(vit, list(source.arrays['image']))
@@ -77,8 +77,8 @@ def run_folder(class_folder, model, path, *args):
 def test_a_folder_of_other_classes(class_folder, headless, tmp_path):
   """Its files are named; that the model tells others apart does not matter."""
   assert run_folder(class_folder, headless, tmp_path / 'a.npz') == 0
-  with np.load(tmp_path / 'a.npz') as found:
-    arrays = dict(found)
+  with np.load(tmp_path / 'a.npz') as actual:
+    arrays = dict(actual)
   files = arrays['file'].tolist()
   assert arrays['classes'].tolist() == list(stand_in.CLASSES)
   for label, file in zip(arrays['label'], files, strict=True):
@@ -98,8 +98,8 @@ def test_parquet_has_the_same(class_folder, headless, tmp_path, monkeypatch):
   for name in ('a.npz', 'a.parquet'):
     run_folder(class_folder, headless, tmp_path / name)
   table = parquet.read_table(tmp_path / 'a.parquet')
-  with np.load(tmp_path / 'a.npz') as found:
-    arrays = dict(found)
+  with np.load(tmp_path / 'a.npz') as actual:
+    arrays = dict(actual)
   assert table.column_names == [
     'embedding',
     'label',
@@ -132,8 +132,8 @@ def test_files_without_labels(class_folder, headless, tmp_path, ending):
   )
   assert commands.run(embed, *args, *images, f'--out={path}') == 0
   if ending == 'npz':
-    with np.load(path) as found:
-      arrays = {name: array.tolist() for name, array in found.items()}
+    with np.load(path) as actual:
+      arrays = {name: array.tolist() for name, array in actual.items()}
     assert arrays.pop('checkpoint')
   else:
     from pyarrow import parquet

@@ -277,7 +277,7 @@ def test_a_damaged_image_is_named(class_folder, folder_run, tmp_path, capsys):
 TRAIN_SPLIT = '--train_split=train[:80%]'
 
 
-def tokens_of(vit, images):
+def count_tokens(vit, images):
   """Returns all tokens of images side by side, [B, N D]."""
   inputs = vit.preprocess(images)
   actual = vit.model.apply({'params': vit.params}, inputs, method='trunk')
@@ -285,7 +285,7 @@ def tokens_of(vit, images):
 
 
 @pytest.mark.parametrize(
-  'features, embed', [('head', vit_jax.embeddings), ('tokens', tokens_of)]
+  'features, embed', [('head', vit_jax.embeddings), ('tokens', count_tokens)]
 )
 def test_nearest_neighbours_of_a_run(digits_run, capsys, features, embed):
   """Against scikit-learn's, on the library's embeddings."""

@@ -12,7 +12,7 @@ import tiny
 from vit_jax.config import UserError
 
 SEEDS = {'configs': 12, 'work_directory': 5}  # of all others as many:
-_OTHERS = 10
+_OTHER_VALUES = 10
 
 
 @pytest.fixture(scope='module')
@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize('target', hostile.TARGETS, ids=lambda x: x.__name__)
 def test_damage(target, folder):
-  seeds = range(SEEDS.get(target.__name__, _OTHERS))
+  seeds = range(SEEDS.get(target.__name__, _OTHER_VALUES))
   accepted = [hostile.case(target, seed, folder) for seed in seeds]
   assert not all(accepted)
 

@@ -78,16 +78,16 @@ class Import:
 @functools.cache
 def modules() -> dict[str, pathlib.Path]:
   """Returns the files of both packages by the names of their modules."""
-  found = {}
+  actual = {}
   for path in sorted(
     [*PACKAGE.rglob('*.py'), *(ROOT / BENCHMARKS).rglob('*.py')]
   ):
     name = '.'.join(path.relative_to(ROOT).with_suffix('').parts)
-    found[name.removesuffix('.__init__')] = path
-  return found
+    actual[name.removesuffix('.__init__')] = path
+  return actual
 
 
-def imports_of(name: str) -> Iterator[Import]:
+def module_imports(name: str) -> Iterator[Import]:
   """Yields what a module imports of ours, in functions and for types too."""
   tree: ast.AST = ast.parse(modules()[name].read_text())
   waiting = [(tree, True, False)]
@@ -117,7 +117,9 @@ def targets(node: ast.AST) -> list[str]:
 
 @functools.cache
 def imports() -> tuple[Import, ...]:
-  return tuple(each for name in modules() for each in imports_of(name))
+  return tuple(
+    statement for name in modules() for statement in module_imports(name)
+  )
 
 
 def package(module: str) -> str:
@@ -130,15 +132,15 @@ def level(module: str) -> int:
   name = package(module)
   if module.endswith('.__main__'):
     return len(LEVELS)
-  found = [i for i, names in enumerate(LEVELS) if name in names]
-  return found[0] if found else len(LEVELS)
+  actual = [i for i, names in enumerate(LEVELS) if name in names]
+  return actual[0] if actual else len(LEVELS)
 
 
-def points_down(each: Import) -> bool:
-  ours, theirs = package(each.source), package(each.target)
-  if ours == theirs or (ours, theirs) in ALONGSIDE:
+def points_down(statement: Import) -> bool:
+  actual, expected = package(statement.source), package(statement.target)
+  if actual == expected or (actual, expected) in ALONGSIDE:
     return True
-  return level(each.target) < level(each.source)
+  return level(statement.target) < level(statement.source)
 
 
 def test_every_package_has_its_level():
@@ -150,16 +152,18 @@ def test_every_package_has_its_level():
 
 def test_imports_point_down():
   wrong = [
-    f'{each.source} imports {each.target}'
-    for each in imports()
-    if each.source != FACADE and not points_down(each)
+    f'{statement.source} imports {statement.target}'
+    for statement in imports()
+    if statement.source != FACADE and not points_down(statement)
   ]
   assert not wrong, '\n'.join(wrong)
 
 
 def test_nothing_imports_the_facade():
   """Which imports lazily from all levels."""
-  wrong = [each.source for each in imports() if each.target == FACADE]
+  wrong = [
+    statement.source for statement in imports() if statement.target == FACADE
+  ]
   assert not wrong
 
 
@@ -168,10 +172,10 @@ def test_models_import_nothing_of_ours():
   modules = 'errors', 'options', 'parts', 'registry'
   language = {f'{FACADE}.config.{x}' for x in modules}
   wrong = [
-    f'{each.source} imports {each.target}'
-    for each in imports()
-    if package(each.source) == 'models' != package(each.target)
-    and each.target not in language
+    f'{statement.source} imports {statement.target}'
+    for statement in imports()
+    if package(statement.source) == 'models' != package(statement.target)
+    and statement.target not in language
   ]
   assert not wrong, '\n'.join(wrong)
 
@@ -179,15 +183,17 @@ def test_models_import_nothing_of_ours():
 def test_no_import_is_circular():
   """At import time, packages included, which are imported before modules."""
   graph = collections.defaultdict(set)
-  for each in imports():
-    if not each.top:
+  for statement in imports():
+    if not statement.top:
       continue
-    graph[each.source].add(each.target)
-    parts = each.target.split('.')
+    graph[statement.source].add(statement.target)
+    parts = statement.target.split('.')
     for end in range(1, len(parts)):
       parent = '.'.join(parts[:end])
-      if not f'{each.source}.'.startswith(f'{parent}.'):  # else it has begun
-        graph[each.source].add(parent)
+      if not f'{statement.source}.'.startswith(
+        f'{parent}.'
+      ):  # else it has begun
+        graph[statement.source].add(parent)
   try:
     graphlib.TopologicalSorter(graph).prepare()
   except graphlib.CycleError as e:

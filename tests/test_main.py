@@ -41,14 +41,14 @@ def run(*args, **kwargs):
 
 def interrupt(process, step, number, kill=os.kill):
   """Sends a signal once the run has reported a step; returns what it said."""
-  said = []
+  output = []
   for line in process.stderr:
-    said.append(line)
+    output.append(line)
     if line.startswith(f'step {step}/'):
       kill(process.pid, number)
       break
   err = process.communicate(timeout=120)[1]
-  return process.returncode, ''.join(said) + err
+  return process.returncode, ''.join(output) + err
 
 
 @pytest.mark.slow
@@ -67,8 +67,8 @@ def test_killed_runs_end_in_the_same_bits(tmp_path):
   assert status == 0, err
   assert err.startswith(f'work directory: {whole}\n')
   log = (whole / 'train.log').read_text()
-  for said in ('1,438 examples', 'step 40/40: loss'):
-    assert said in err and said in log
+  for output in ('1,438 examples', 'step 40/40: loss'):
+    assert output in err and output in log
   assert 'patch_embedding/kernel' in log  # the table of all parameters
   assert err.splitlines()[-1].startswith('done in ') and str(whole) in err
   rng = random.Random(int.from_bytes(os.urandom(2)))
@@ -76,13 +76,13 @@ def test_killed_runs_end_in_the_same_bits(tmp_path):
   steps = [rng.randrange(first, first + 4) for first in (4, 16, 28)]
   for step, number in zip(steps, [9, 15, 9], strict=True):
     process = start(*flags, f'--workdir={broken}')
-    status, said = interrupt(process, step, number)
+    status, output = interrupt(process, step, number)
     if number == signal.SIGTERM:
-      assert status == 143, said
-      stopped = said.split('stopped at step ')[1].split()[0]
+      assert status == 143, output
+      stopped = output.split('stopped at step ')[1].split()[0]
       assert stopped in os.listdir(broken / 'checkpoints')
     else:
-      assert status == -signal.SIGKILL, said
+      assert status == -signal.SIGKILL, output
   status, _, err = run(*flags, f'--workdir={broken}')
   assert status == 0 and 'resuming at step' in err
   for name in ('checkpoints', 'best'):
@@ -114,8 +114,8 @@ def test_a_signal_that_is_sent_twice_at_once(tmp_path):
 
   flags = tiny.flags(train__duration='10_000 steps')
   process = start(*flags, f'--workdir={tmp_path}/run')
-  status, said = interrupt(process, 3, signal.SIGTERM, twice)
-  assert status == 143 and 'saved' in said
+  status, output = interrupt(process, 3, signal.SIGTERM, twice)
+  assert status == 143 and 'saved' in output
 
 
 @pytest.mark.slow
@@ -132,9 +132,9 @@ def test_ctrl_c_reaches_workers_too(tmp_path):
     train__duration='10_000 steps',
   )
   process = start(*flags, f'--workdir={tmp_path}/run', start_new_session=True)
-  status, said = interrupt(process, 3, signal.SIGINT, os.killpg)
-  assert status == 128 + signal.SIGINT, said
-  assert 'saved' in said and 'Traceback' not in said
+  status, output = interrupt(process, 3, signal.SIGINT, os.killpg)
+  assert status == 128 + signal.SIGINT, output
+  assert 'saved' in output and 'Traceback' not in output
 
 
 @pytest.fixture(scope='module')
@@ -169,14 +169,14 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(('flags', 'told'), MISTAKES)
-def test_mistakes_get_one_line(flags, told, folder, tmp_path, monkeypatch):
+@pytest.mark.parametrize(('flags', 'message'), MISTAKES)
+def test_mistakes_get_one_line(flags, message, folder, tmp_path, monkeypatch):
   monkeypatch.chdir(tiny.ROOT)
   places = {'digits': '--config=configs/digits.py', 'folder': folder}
   workdir = tmp_path / 'run'
   args = flags.format(**places).split()
   line = commands.mistake(main, *args, f'--workdir={workdir}')
-  assert told.format(**places) in line
+  assert message.format(**places) in line
   assert not (workdir / 'checkpoints').exists()
 
 
@@ -199,15 +199,15 @@ def test_reproduce(digits_run, tmp_path, caplog, capsys):
   assert lines[0].startswith(f'reproducing {digits_run}, begun ')
   assert lines[-1].startswith('equal to the bit: all '), lines
   assert 'is empty' in commands.mistake(main, '--reproduce=')
-  told = commands.mistake(main, f'--reproduce={tmp_path}', '--replay=1')
-  assert 'leave --replay out' in told
+  message = commands.mistake(main, f'--reproduce={tmp_path}', '--replay=1')
+  assert 'leave --replay out' in message
 
 
 def test_an_unwritable_work_directory(tmp_path):
   (tmp_path / 'file').write_text('')
   workdir = f'--workdir={tmp_path}/file/run'
-  told = commands.mistake(main, *tiny.flags(), workdir)
-  assert 'cannot use work directory' in told
+  message = commands.mistake(main, *tiny.flags(), workdir)
+  assert 'cannot use work directory' in message
 
 
 def test_a_run_that_is_refused_leaves_no_folder(tmp_path):
@@ -215,8 +215,8 @@ def test_a_run_that_is_refused_leaves_no_folder(tmp_path):
   there.mkdir()
   flags = tiny.flags(data__split='train[:2000]')
   for path in (there, new):
-    told = commands.mistake(main, *flags, f'--workdir={path}')
-    assert 'config.data.split' in told
+    message = commands.mistake(main, *flags, f'--workdir={path}')
+    assert 'config.data.split' in message
   assert there.is_dir() and not new.exists()
 
 

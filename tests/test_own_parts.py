@@ -196,11 +196,11 @@ def test_attention_is_captured_within_windows(trained):
 
 
 @pytest.mark.parametrize(
-  ('captures', 'said'),
+  ('captures', 'message'),
   [(False, r'context\.capture'), (True, r'context\.perturbation')],
 )
 def test_attention_that_cannot_be_looked_into_says_so(
-  captures, said, digits_run
+  captures, message, digits_run
 ):
   text = f'short_parts:Hidden(captures={captures})'
   model = models.from_config(tiny.config(model__attention=text).model, 10)
@@ -211,7 +211,7 @@ def test_attention_that_cannot_be_looked_into_says_so(
   )
   images = [np.zeros((8, 8), np.uint8)]
   look = attention.class_relevance if captures else attention.attention_maps
-  with pytest.raises(config_lib.UserError, match=said):
+  with pytest.raises(config_lib.UserError, match=message):
     look(vit, images)
 
 
@@ -274,10 +274,10 @@ def test_scanned_layers_are_the_same(trained):
     return model.apply({'params': params}, x, **kwargs)
 
   training = {'train': True, 'rngs': {'dropout': jax.random.key(0)}}
-  for how in ({}, training):
+  for settings in ({}, training):
     np.testing.assert_allclose(
-      logits(vit.model, vit.params, **how),
-      logits(scanned, params, **how),
+      logits(vit.model, vit.params, **settings),
+      logits(scanned, params, **settings),
       atol=1e-5,
     )
 
@@ -404,8 +404,8 @@ def test_layers_that_differ_are_not_scanned():
 
 def test_a_model_of_colours_refuses_a_layer_of_the_users():
   """It has none of the fields that are read of ours."""
-  said = 'a First with a NoneType: the layers of an iGPT are of the kind'
-  with pytest.raises(ValueError, match=f'^{said}'):
+  message = 'a First with a NoneType: the layers of an iGPT are of the kind'
+  with pytest.raises(ValueError, match=f'^{message}'):
     models.create_model('iGPT-S', 0, block='short_parts:First')
 
 

@@ -37,8 +37,10 @@ def count(fn, in_spec, out_spec, *args, shape=(2, 2, 2)):
   return collectives.count(hlo.parse(text), dict(mesh.shape))
 
 
-def show(found):
-  return [(c.kind, c.axes, c.group_size, c.executions, c.bytes) for c in found]
+def show(collectives):
+  return [
+    (c.kind, c.axes, c.group_size, c.executions, c.bytes) for c in collectives
+  ]
 
 
 def test_each_kind():
@@ -90,8 +92,8 @@ def test_loops_multiply():
     return lax.psum(lax.fori_loop(0, 5, outer, x), 'fsdp')
 
   x = jax.ShapeDtypeStruct((256,), jnp.float32)
-  (found,) = count(fn, P(), P(), x)
-  assert (found.executions, found.bytes) == (21, 21 * 1024)
+  (actual,) = count(fn, P(), P(), x)
+  assert (actual.executions, actual.bytes) == (21, 21 * 1024)
   text = jax.jit(lambda x: lax.while_loop(lambda x: x.sum() < 9, jnp.exp, x))
   module = hlo.parse(text.lower(x).compile().as_text())
   assert len(hlo.unknown_loops(module)) == 1
@@ -103,20 +105,20 @@ def test_loops_multiply():
 )
 def test_sizes_of_types(dtype, size):
   x = jax.ShapeDtypeStruct((64,), dtype)
-  (found,) = count(lambda x: lax.all_gather(x, 'data'), P(), P(), x)
-  assert found.bytes == 2 * 64 * size
-  assert found.narrow_bytes == found.bytes
+  (actual,) = count(lambda x: lax.all_gather(x, 'data'), P(), P(), x)
+  assert actual.bytes == 2 * 64 * size
+  assert actual.narrow_bytes == actual.bytes
 
 
 def test_what_the_cpu_widens():
   """It sums bfloat16 as float32."""
   x = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
   for fn in (lambda x: x, lambda x: x * 2, lambda x: x @ x):
-    (found,) = count(lambda x, f=fn: lax.psum(f(x), 'data'), P(), P(), x)
-    assert (found.bytes, found.narrow_bytes) == (64 * 64 * 4, 64 * 64 * 2)
+    (actual,) = count(lambda x, f=fn: lax.psum(f(x), 'data'), P(), P(), x)
+    assert (actual.bytes, actual.narrow_bytes) == (64 * 64 * 4, 64 * 64 * 2)
   x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-  (found,) = count(lambda x: lax.psum(x, 'data') * 2, P(), P(), x)
-  assert found.narrow_bytes == found.bytes
+  (actual,) = count(lambda x: lax.psum(x, 'data') * 2, P(), P(), x)
+  assert actual.narrow_bytes == actual.bytes
 
 
 def test_sums_that_are_then_cut():
@@ -134,8 +136,8 @@ def test_sums_that_are_then_cut():
 
   x = jax.ShapeDtypeStruct((64, 32), jnp.float32, sharding=split)
   module = hlo.parse(fn.lower(x).compile().as_text())
-  found = collectives.count(module, dict(mesh.shape))
-  assert [(c.kind, c.parts, c.bytes) for c in found] == [
+  actual = collectives.count(module, dict(mesh.shape))
+  assert [(c.kind, c.parts, c.bytes) for c in actual] == [
     ('all-reduce', 8, 32 * 32 * 4),
     ('all-reduce', 1, 32 * 4),
   ]
@@ -151,8 +153,8 @@ def test_a_reduce_scatter_of_tpus():
   text = text.replace('REST', 'replica_groups={{0,1,2,3}}, to_apply=%add')
   module = hlo.parse(text)
   mesh = {'data': 1, 'fsdp': 4, 'tensor': 1}
-  (found,) = collectives.count(module, mesh, as_written=True)
-  assert (found.kind, found.axes, found.group_size, found.bytes) == (
+  (actual,) = collectives.count(module, mesh, as_written=True)
+  assert (actual.kind, actual.axes, actual.group_size, actual.bytes) == (
     *('reduce-scatter', ('fsdp',), 4, 64 * 32 * 2),
   )
   v5e = hardware.named('v5e')
@@ -169,13 +171,13 @@ def test_a_gather_beside_products_counts_once():
     target = f'custom_call_target="AsyncCollective{name.title()}"'
     text = text.replace(name, target)
   mesh = {'data': 1, 'fsdp': 4, 'tensor': 1}
-  (found,) = collectives.count(hlo.parse(text), mesh, as_written=True)
-  assert (found.kind, found.executions, found.overlapped) == (
+  (actual,) = collectives.count(hlo.parse(text), mesh, as_written=True)
+  assert (actual.kind, actual.executions, actual.overlapped) == (
     'all-gather',
     1,
     1,
   )
-  assert found.bytes == 32 * 32 * 2
+  assert actual.bytes == 32 * 32 * 2
 
 
 # As TPUs' compiler writes gathers by the SparseCores: CALL is how they are run.
@@ -201,13 +203,13 @@ def test_gathers_by_sparse_cores(call, called):
     )
   module = hlo.parse(text.replace('CALL', call))
   mesh = {'data': 1, 'fsdp': 4, 'tensor': 1}
-  (found,) = collectives.count(module, mesh, as_written=True)
-  assert (found.kind, found.executions, found.overlapped) == (
+  (actual,) = collectives.count(module, mesh, as_written=True)
+  assert (actual.kind, actual.executions, actual.overlapped) == (
     'all-gather',
     2,
     1,
   )
-  assert found.bytes == 2 * 32 * 32 * 2
+  assert actual.bytes == 2 * 32 * 32 * 2
   operations = compiled.operations(module, hardware.named('v5p'))
   assert {x.name for x in operations} == {'p0', 'p1', 'p2', 'r'}
 
@@ -325,9 +327,9 @@ ASYNCHRONOUS = program('asynchronous')
 
 def test_asynchronous_collectives_count_once():
   module = hlo.parse(ASYNCHRONOUS)
-  found = collectives.count(module, {'data': 2, 'fsdp': 2, 'tensor': 1})
+  actual = collectives.count(module, {'data': 2, 'fsdp': 2, 'tensor': 1})
   both = ('data', 'fsdp')
-  assert sorted(show(found)) == [
+  assert sorted(show(actual)) == [
     ('all-gather', both, 4, 1, 4 * 32),
     ('all-reduce', both, 4, 2, 2 * 32),  # the branch of most bytes
     ('all-reduce', ('fsdp',), 2, 1, 2 * 32),

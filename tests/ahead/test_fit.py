@@ -81,8 +81,10 @@ def test_all_ways_to_execute_the_layers(monkeypatch, capsys):
   ]
   assert report['fit'][0]['batch_size'] == 4 * 144
   assert summarize('--hardware=v5e:2x2', '--fit') == 0
-  said = capsys.readouterr().out
-  assert 'scanned' in said and '57,600' in said  # images a second: 576 / 0.01
+  output = capsys.readouterr().out
+  assert (
+    'scanned' in output and '57,600' in output
+  )  # images a second: 576 / 0.01
 
 
 def test_mistakes(monkeypatch):

@@ -53,7 +53,7 @@ def planned(**overrides):
   return plan_lib.make(wide_config(**overrides))
 
 
-def bytes_of(plan, kind):
+def count_bytes(plan, kind):
   return sum(c.bytes for c in plan.collectives if c.kind == kind)
 
 
@@ -73,7 +73,7 @@ def test_fsdp_gathers_and_reduces_parameters_alone(overrides, gathers):
   sharded, everything = parameter_bytes(wide_config(**overrides))
   assert 0.95 * everything < sharded < everything
   gathered, reduced = (
-    bytes_of(plan, kind) for kind in ('all-gather', 'all-reduce')
+    count_bytes(plan, kind) for kind in ('all-gather', 'all-reduce')
   )
   assert 0.9 * gathers * sharded < gathered < 1.1 * gathers * sharded
   # Gradients, and some numbers as the loss.
@@ -88,16 +88,16 @@ def test_fsdp_gathers_and_reduces_parameters_alone(overrides, gathers):
 def test_each_part_of_a_batch_reduces_its_gradients():
   """What accumulation costs; sums over devices do not wait for the last."""
   plans = planned(), planned(train__accumulation=2)
-  reduced = [bytes_of(plan, 'all-reduce') for plan in plans]
+  reduced = [count_bytes(plan, 'all-reduce') for plan in plans]
   assert reduced[1] == pytest.approx(2 * reduced[0], rel=0.01)
-  gathered = [bytes_of(plan, 'all-gather') for plan in plans]
+  gathered = [count_bytes(plan, 'all-gather') for plan in plans]
   assert gathered[0] <= gathered[1] <= 2 * gathered[0]
 
 
 def test_data_parallel_reduces_gradients_alone():
   plan = planned(mesh__data=8, mesh__fsdp=1)
   _, everything = parameter_bytes(wide_config())
-  assert everything <= bytes_of(plan, 'all-reduce') < 1.01 * everything
+  assert everything <= count_bytes(plan, 'all-reduce') < 1.01 * everything
   assert {(c.kind, c.axes, c.parts) for c in plan.collectives} == {
     ('all-reduce', ('data',), 1)
   }
@@ -166,8 +166,8 @@ def test_no_mesh():
 def test_options_that_a_config_leaves_out_have_their_defaults(name):
   config = config_lib.load(str(tiny.ROOT / 'configs' / f'{name}_i1k.py'))
   config.model.num_classes, config.train.batch_size = 10, 8
-  made = plan_lib.make_program(plan_lib.complete(config))
-  assert not set(type(made.objective).options) - set(
-    made.config.objective.options
+  program = plan_lib.make_program(plan_lib.complete(config))
+  assert not set(type(program.objective).options) - set(
+    program.config.objective.options
   )
-  assert made.abstract_batch()['valid'].shape == (8,)
+  assert program.abstract_batch()['valid'].shape == (8,)

@@ -48,8 +48,8 @@ def collective(kind, axes, size, parts=1, count=0):
   return Collective(kind, axes, size, parts, count, 2_000_000, 1_000_000)
 
 
-def seconds(*found, **changes):
-  plan = dataclasses.replace(PLAN, collectives=list(found))
+def seconds(*actual, **changes):
+  plan = dataclasses.replace(PLAN, collectives=list(actual))
   device = dataclasses.replace(DEVICE, **changes)
   result = roofline.estimate(plan, device)
   assert result is not None
@@ -101,27 +101,27 @@ def test_a_step_without_communication():
   ],
 )
 def test_rings(kind, axes, size, milliseconds):
-  (found,) = seconds(collective(kind, axes, size)).values()
-  assert 1e3 * found == pytest.approx(milliseconds)
+  (actual,) = seconds(collective(kind, axes, size)).values()
+  assert 1e3 * actual == pytest.approx(milliseconds)
 
 
 def test_each_collective_takes_a_moment():
-  (found,) = seconds(collective('all-gather', ('fsdp',), 2, 1, 300)).values()
-  assert found == pytest.approx(5e-3 + 300 * roofline.LATENCY)
+  (actual,) = seconds(collective('all-gather', ('fsdp',), 2, 1, 300)).values()
+  assert actual == pytest.approx(5e-3 + 300 * roofline.LATENCY)
 
 
 def test_a_sum_that_is_cut_is_scattered():
-  found = collective('all-reduce', ('data', 'fsdp'), 4, parts=2)
+  actual = collective('all-reduce', ('data', 'fsdp'), 4, parts=2)
   each = [
     (x.kind, x.axes, x.group_size, x.bytes)
-    for x in roofline.transfers([found], MESH)
+    for x in roofline.transfers([actual], MESH)
   ]
   assert each == [
     ('reduce-scatter', ('fsdp',), 2, 1_000_000),
     ('all-reduce', ('data',), 2, 500_000),
   ]
-  assert seconds(found) == pytest.approx({'fsdp': 5e-3, 'data': 50e-3})
-  odd = dataclasses.replace(found, parts=3)
+  assert seconds(actual) == pytest.approx({'fsdp': 5e-3, 'data': 50e-3})
+  odd = dataclasses.replace(actual, parts=3)
   (whole,) = roofline.transfers([odd], MESH)
   assert whole.kind == 'all-reduce'
 

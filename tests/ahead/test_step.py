@@ -176,5 +176,5 @@ def test_compiled_for_a_tpu(scan, hidden_size, capsys):
 def test_what_does_not_fit_is_said(capsys):
   flags = ['--config.train.batch_size=4_000_000', '--hardware=v5e:1x1']
   assert summarize(*flags) == 0
-  said = capsys.readouterr().out
-  assert re.search(r'does not fit: [\d,.]+ GiB of 15.75 .compiled.', said)
+  output = capsys.readouterr().out
+  assert re.search(r'does not fit: [\d,.]+ GiB of 15.75 .compiled.', output)

@@ -305,9 +305,9 @@ def test_steps_compiled_for_a_tpu_have_ratios():
   report = compile_part.measure(config, topologies.parse('v5e:1x2'))
   assert report['devices'] == 2
   for key in ('temporary_gib', 'accessed_gb', 'tflop', 'copies'):
-    ours, plain = report['ours'][key], report['plain'][key]
-    assert ours > 0 and plain > 0
-    assert report['ratios'][key] == pytest.approx(ours / plain)
+    actual, plain = report['ours'][key], report['plain'][key]
+    assert actual > 0 and plain > 0
+    assert report['ratios'][key] == pytest.approx(actual / plain)
   # The model is the same: only the plain one computes the last of two layers
   # in full.
   assert 0.5 < report['ratios']['tflop'] < 1.05

@@ -18,14 +18,14 @@ FIGURES = {'temporary_gib': 4.0, 'traffic_gb': 30.0, 'all-gather_gb': 0.5}
 @pytest.fixture
 def stand_in(monkeypatch, tmp_path):
   """Replaces the compiler, and the file; returns what is found."""
-  found = {name: dict(FIGURES) for name in compiled.PROGRAMS}
+  actual = {name: dict(FIGURES) for name in compiled.PROGRAMS}
   names = {id(program): name for name, program in compiled.PROGRAMS.items()}
   monkeypatch.setattr(compiled, 'PATH', tmp_path / 'figures.json')
-  monkeypatch.setattr(compiled, 'measure', lambda x: found[names[id(x)]])
+  monkeypatch.setattr(compiled, 'measure', lambda x: actual[names[id(x)]])
   monkeypatch.setattr(topologies, 'missing_extra', lambda _: None)
   versions = {'jax': '0.10.2', 'libtpu': '0.0.52'}
   monkeypatch.setattr(compiled.importlib.metadata, 'version', versions.get)
-  return found
+  return actual
 
 
 def run(*args):

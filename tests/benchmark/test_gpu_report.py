@@ -169,15 +169,15 @@ class Calls:
     self.choices |= {key: best[key] for key in best if key != 'batch_size'}
 
   def best(self, model):
-    found = [x for x in self.rows if x[0] == model]
-    return max(found, key=lambda x: x[1])[2] if found else {}
+    actual = [x for x in self.rows if x[0] == model]
+    return max(actual, key=lambda x: x[1])[2] if actual else {}
 
   def train(self, model, batch_size, changes=None, options=None, **choices):
-    said = self.choices | choices
-    self.calls.append(('train', model, batch_size, said, changes, options))
+    answers = self.choices | choices
+    self.calls.append(('train', model, batch_size, answers, changes, options))
     if not changes and not options:
-      rate = sum(self.rates.get(x, 0) for x in (*said.items(), batch_size))
-      self.rows.append((model, rate, said | {'batch_size': batch_size}))
+      rate = sum(self.rates.get(x, 0) for x in (*answers.items(), batch_size))
+      self.rows.append((model, rate, answers | {'batch_size': batch_size}))
 
   def infer(self, model, batch_size):
     self.calls.append(('infer', model, batch_size, dict(self.choices)))

@@ -152,5 +152,5 @@ def test_flags_that_cannot_work():
   result = commands.python('-c', code, *MISTAKES, env=env)
   lines = result.stdout.splitlines()
   assert len(lines) == len(MISTAKES), result.stderr
-  for line, told in zip(lines, MISTAKES.values(), strict=True):
-    assert told in line
+  for line, message in zip(lines, MISTAKES.values(), strict=True):
+    assert message in line

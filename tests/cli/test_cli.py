@@ -20,13 +20,13 @@ from vit_jax.config import UserError
 
 def _commands():
   """Returns all modules that read flags, as `python -m` takes them."""
-  found = []
+  actual = []
   packages = (tiny.ROOT / 'vit_jax', tiny.ROOT / 'benchmarks')
   for path in sorted(path for x in packages for path in x.rglob('*.py')):
     if 'cli.run(main,' in path.read_text():
       name = '.'.join(path.relative_to(tiny.ROOT).with_suffix('').parts)
-      found.append(name.removesuffix('.__main__'))
-  return found
+      actual.append(name.removesuffix('.__main__'))
+  return actual
 
 
 # Processes that others start.
@@ -119,7 +119,7 @@ def _look(folder, *flags):
   return python('-m', *command, env=env)
 
 
-def _kept(folder: pathlib.Path):
+def holds_files(folder: pathlib.Path):
   return folder.exists() and any(folder.iterdir())
 
 
@@ -134,8 +134,8 @@ def test_what_is_compiled_is_kept(kind, tmp_path):
   }[kind]
   result = _look(tmp_path, *flags)
   assert result.returncode == 0, result.stderr
-  assert _kept(tmp_path / 'default' / 'xla') == (kind == 'default')
-  assert _kept(tmp_path / 'new' / 'there') == (kind == 'there')
+  assert holds_files(tmp_path / 'default' / 'xla') == (kind == 'default')
+  assert holds_files(tmp_path / 'new' / 'there') == (kind == 'there')
 
 
 def test_a_compile_cache_that_cannot_be_written(tmp_path):
@@ -261,8 +261,8 @@ def test_what_follows_two_dashes_is_for_another_command():
   """As scripts/soak.py passes it on."""
   values = flags.FlagValues()
   others = ['--config.mesh.fsdp=2', '--config.objective.options.width=64']
-  found = cli.parse_flags(['soak', '--', *others], values)
-  assert found == ['soak', *others]
+  actual = cli.parse_flags(['soak', '--', *others], values)
+  assert actual == ['soak', *others]
 
 
 def test_an_error_in_a_package_names_the_line_of_the_user(tmp_path):

@@ -80,19 +80,19 @@ def rows(text):
 def test_tables(two, tmp_path, capsys):
   out = tmp_path / 'x.png'
   assert commands.run(compare, *two, f'--out={out}') == 0
-  found = rows(capsys.readouterr().out)
-  assert found['config'] == found['results'] == ['a', 'b']
-  assert found['optim.learning_rate'] == ['0.5', '0.001']
-  name = found['data.name']
+  actual = rows(capsys.readouterr().out)
+  assert actual['config'] == actual['results'] == ['a', 'b']
+  assert actual['optim.learning_rate'] == ['0.5', '0.001']
+  name = actual['data.name']
   assert name[0] == 'digits' and name[1].endswith('...') and len(name[1]) == 40
-  assert 'seed' not in found and 'setting: no differences' in found
-  assert found['state'] == ['finished', 'stopped']
-  assert found['val/accuracy'] == ['0.5', '-']
-  assert found['best'] == ['0.75 (step 5)', '-']
-  assert 'val/examples' not in found
-  assert found['train/loss'] == ['0.5', 'nan']
-  assert found['images/s'] == ['20', '-']
-  assert found['time'] == ['0:00:08', '0:00:02']
+  assert 'seed' not in actual and 'setting: no differences' in actual
+  assert actual['state'] == ['finished', 'stopped']
+  assert actual['val/accuracy'] == ['0.5', '-']
+  assert actual['best'] == ['0.75 (step 5)', '-']
+  assert 'val/examples' not in actual
+  assert actual['train/loss'] == ['0.5', 'nan']
+  assert actual['images/s'] == ['20', '-']
+  assert actual['time'] == ['0:00:08', '0:00:02']
   height, width, _ = cv2.imread(str(out)).shape
   assert width > height > 300
 
@@ -117,10 +117,10 @@ def test_what_is_no_run_is_left_out(two, tmp_path, capsys, caplog):
 
 def test_json(two, capsys):
   commands.run(compare, *two, '--out=', '--format=json')
-  found = json.loads(capsys.readouterr().out)
-  assert found['config']['optim.learning_rate'] == {'a': [0.5], 'b': [0.001]}
-  assert found['setting'] == {}
-  a, b = found['runs']
+  actual = json.loads(capsys.readouterr().out)
+  assert actual['config']['optim.learning_rate'] == {'a': [0.5], 'b': [0.001]}
+  assert actual['setting'] == {}
+  a, b = actual['runs']
   assert a['paths'] == [str(two[0])] and b['states'] == ['stopped']
   assert a['step'] == 8 and a['epoch'] == 1
   best = {'best': 0.75, 'best_interval': None, 'best_step': 5}
@@ -142,11 +142,11 @@ def test_a_real_run_with_itself_elsewhere(digits_run, tmp_path, capsys):
   safe_io.write_json(other / 'run.json', info)
   out = tmp_path / 'x.svg'
   commands.run(compare, digits_run, other, f'--out={out}', '--x=time')
-  found = rows(capsys.readouterr().out)
-  assert 'config: no differences' in found
-  assert found['jax'][1] == '0.0.1'
-  assert found['git'][1] == 'ffffffffff with changes'
-  assert found['state'] == ['finished', 'stopped']
+  actual = rows(capsys.readouterr().out)
+  assert 'config: no differences' in actual
+  assert actual['jax'][1] == '0.0.1'
+  assert actual['git'][1] == 'ffffffffff with changes'
+  assert actual['state'] == ['finished', 'stopped']
   text = out.read_text()
   for shown in (
     'Loss (training)',
@@ -165,12 +165,12 @@ def test_groups(tmp_path, capsys, caplog):
   write(tmp_path / 'a-seed3', accuracies(0.0), done=False, seed=3)
   write(tmp_path / 'b', accuracies(0.5), optim__name='sgd')
   commands.run(compare, *sorted(tmp_path.iterdir()), '--group', '--out=')
-  found = rows(capsys.readouterr().out)
-  assert found['results'] == ['a-seed (n=3)', 'b']
-  assert found['seed'] == ['0, 1, 2, 3', '0']
-  assert found['state'] == ['3 finished, 1 stopped', 'finished']
+  actual = rows(capsys.readouterr().out)
+  assert actual['results'] == ['a-seed (n=3)', 'b']
+  assert actual['seed'] == ['0, 1, 2, 3', '0']
+  assert actual['state'] == ['3 finished, 1 stopped', 'finished']
   half = 4.302653 * 0.25 / math.sqrt(3)
-  assert found['val/accuracy'] == [f'0.75 ± {half:.2g}', '0.5']
+  assert actual['val/accuracy'] == [f'0.75 ± {half:.2g}', '0.5']
   assert not caplog.records
   columns = comparison.read([tmp_path / f'a-seed{i}' for i in (0, 1)], True)
   _, panels = comparison.lines(columns, 'epoch')
@@ -191,9 +191,9 @@ def test_two_runs_of_a_group_show_both_values(tmp_path, capsys):
     write(tmp_path / f'a{seed}', lines, **run)
   write(tmp_path / 'b', lines, train__duration='900 steps')
   commands.run(compare, *sorted(tmp_path.iterdir()), '--group', '--out=')
-  found = rows(capsys.readouterr().out)
-  assert found['images/s'] == ['980 (793 and 1,167)', '1,167']
-  assert found['train.duration'] == ['2,700 steps', '900 steps']
+  actual = rows(capsys.readouterr().out)
+  assert actual['images/s'] == ['980 (793 and 1,167)', '1,167']
+  assert actual['train.duration'] == ['2,700 steps', '900 steps']
 
 
 def test_what_a_method_measures_is_drawn(tmp_path, digits_run):

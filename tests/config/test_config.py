@@ -36,11 +36,11 @@ def test_every_leaf_is_typed_and_serialises():
 
 
 def test_a_number_has_its_noun():
-  found = [
+  actual = [
     config_lib.counted(i, x) for i in (0, 1, 2) for x in ('step', 'class')
   ]
-  assert found[:4] == ['0 steps', '0 classes', '1 step', '1 class']
-  assert found[4:] == ['2 steps', '2 classes']
+  assert actual[:4] == ['0 steps', '0 classes', '1 step', '1 class']
+  assert actual[4:] == ['2 steps', '2 classes']
 
 
 def test_only_cadence_may_change_on_resuming():
@@ -110,19 +110,19 @@ def test_unknown_keys_name_the_nearest():
 
 
 @pytest.mark.parametrize(
-  ('_', 'words', 'told'),
+  ('_', 'words', 'message'),
   case_files.read(pathlib.Path(__file__).with_name('meant.txt')),
 )
-def test_what_was_meant(_, words, told):
+def test_what_was_meant(_, words, message):
   for typed in words.split():
     error = str(config_lib.unknown_key(config_lib.default(), typed))
     assert error.startswith(f'config has no key {typed!r}: ')
-    assert told in error and '\n' not in error
+    assert message in error and '\n' not in error
 
 
 def test_a_flag_that_was_meant_as_a_key():
   config = f'--config={tiny.ROOT}/configs/digits.py'
-  for flag, told in {
+  for flag, message in {
     '--lr=1': "no flag --lr: did you mean '--config.optim.learning_rate'?",
     '--data.name=digits': "did you mean '--config.data.name'?",
     '--epochs=3': "--config.train.duration='10 epochs'?",
@@ -135,7 +135,7 @@ def test_a_flag_that_was_meant_as_a_key():
     flags.DEFINE_string('workdir', None, '', flag_values=flag_values)
     with pytest.raises(UserError) as error:
       cli.parse_flags(['main', config, flag], flag_values)
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize('path', ['defaults', 'tasks', 'configs/defaults.py'])

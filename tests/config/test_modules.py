@@ -165,10 +165,10 @@ def test_it_is_read_as_it_is_now(tmp_path, monkeypatch):
 
 
 def test_files_of_one_name_are_two_modules(tmp_path, monkeypatch):
-  found = []
+  actual = []
   for place in ('a', 'b'):
     path = write(tmp_path / place / 'same_name.py', 'same_name')
     monkeypatch.syspath_prepend(str(path.parent))
-    found.append(objectives.objective_class(config_lib.load(path)))
+    actual.append(objectives.objective_class(config_lib.load(path)))
     assert runs(path) == 1
-  assert found[0] is not found[1]
+  assert actual[0] is not actual[1]

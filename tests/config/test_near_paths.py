@@ -14,7 +14,7 @@ from vit_jax.weights import download
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def working_directory(tmp_path, monkeypatch):
   """The current directory, with a few files in folders."""
   names = 'images/train/cat/1.jpg', 'runs/digits_20/x', 'runs/a/x', 'images.csv'
   for name in (*names, 'b/.x'):
@@ -32,15 +32,17 @@ CASES = [
 
 
 @pytest.mark.parametrize(('kind', 'path', 'near'), CASES)
-def test_a_similar_path(here, kind, path, near):
+def test_a_similar_path(working_directory, kind, path, near):
   if kind == 'path':
     hint = f': did you mean {near!r}?'
-    assert nearby(path) == (hint if near else f' in {here}' if path else '')
+    assert nearby(path) == (
+      hint if near else f' in {working_directory}' if path else ''
+    )
     if not near:
       assert nearby(path, otherwise='; go on') == '; go on'
       assert nearby(f'/none/{path}') == ''
     return
-  (here / 'photo.py').write_text('')
+  (working_directory / 'photo.py').write_text('')
   config = config_lib.default()
   start = {'data': 'there is no', 'config': 'such file:'}[kind]
   with pytest.raises(UserError, match=f"{start} .*did you mean '{near}'"):
@@ -50,13 +52,16 @@ def test_a_similar_path(here, kind, path, near):
     data.check(config)
 
 
-def test_only_what_would_do_is_suggested(here):
+def test_only_what_would_do_is_suggested(working_directory):
   assert nearby('imags', os.path.isdir) == ": did you mean 'images'?"
   assert nearby('imagess', os.path.isfile).startswith(": did you mean 'images.")
-  assert nearby(f'{here}/run') == f": did you mean '{here}/runs'?"
+  assert (
+    nearby(f'{working_directory}/run')
+    == f": did you mean '{working_directory}/runs'?"
+  )
 
 
-def test_checkpoints(here):
+def test_checkpoints(working_directory):
   with pytest.raises(UserError, match=r": did you mean 'runs/digits_20'\?$"):
     download.fetch('runs/digit_20')
   with pytest.raises(UserError, match=r"directory; .* write 'hf:timm/vit'$"):

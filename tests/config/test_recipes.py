@@ -88,24 +88,24 @@ def test_recipe_trains_as_published(
   clip,
 ):
   config = load(name)
-  train, ours = config.train, config.optim
+  train, actual = config.train, config.optim
   assert config_lib.parse_duration(train.duration) == length(duration)
   assert train.batch_size == int(batch_size)
-  kind = parts.parse(ours.name, 'optim.name').name
+  kind = parts.parse(actual.name, 'optim.name').name
   assert kind == {'adam': 'adamw'}.get(optimizer, optimizer)
-  assert math.isclose(ours.learning_rate, float(rate))
-  assert config_lib.parse_duration(ours.warmup) == length(warmup)
-  assert parts.parse(ours.schedule, 'optim.schedule').name == schedule
+  assert math.isclose(actual.learning_rate, float(rate))
+  assert config_lib.parse_duration(actual.warmup) == length(warmup)
+  assert parts.parse(actual.schedule, 'optim.schedule').name == schedule
   if schedule not in ('step', 'constant'):
-    final = ours.learning_rate * optim.schedule(ours).final_factor
+    final = actual.learning_rate * optim.schedule(actual).final_factor
     assert math.isclose(final, float(end))
-  highest = ours.learning_rate * ours.weight_decay
-  factor = {'rate': ours.learning_rate, 'schedule': 1}[multiplied_by]
+  highest = actual.learning_rate * actual.weight_decay
+  factor = {'rate': actual.learning_rate, 'schedule': 1}[multiplied_by]
   assert math.isclose(highest, factor * float(decay))
   scale = 1000 if optimizer == 'lamb' else 1  # of a loss that was a mean
-  assert ours.clip_norm == scale * float(clip)
+  assert actual.clip_norm == scale * float(clip)
   if optimizer != 'sgd':
-    method = optimizers.method(ours)
+    method = optimizers.method(actual)
     assert method.eps == scale * 1e-8
     assert (method.b1, method.b2) == (0.9, 0.999)
 
@@ -152,8 +152,8 @@ def test_recipe_has_the_published_size(name):
   model = models.from_config(config.model, 100 if 'cifar' in name else 1000)
   size = config_lib.pair(config.data.image_size, 'data.image_size')
   params = models.abstract_params(model, (*size, 3))
-  found = sum(x.size for x in jax.tree.leaves(params))
-  assert found == PARAMETERS[name]
+  actual = sum(x.size for x in jax.tree.leaves(params))
+  assert actual == PARAMETERS[name]
 
 
 @pytest.mark.parametrize(
@@ -210,9 +210,9 @@ def test_hyper_rule_depends_on_the_images(name, resize, size, flip):
   ],
 )
 def test_hyper_rule_falls_where_its_code_does(data, falls):
-  ours = load(f'bit_transfer.py:R50x1,{data}').optim
+  actual = load(f'bit_transfer.py:R50x1,{data}').optim
   warmup, *falls, total = falls
-  rate = optim.make_schedule(ours, optim.Lengths(total, warmup))
+  rate = optim.make_schedule(actual, optim.Lengths(total, warmup))
   assert math.isclose(rate(warmup // 2), 0.003 / 2, rel_tol=1e-6)
   for i, step in enumerate(falls):
     before, after = 0.003 * 0.1**i, 0.003 * 0.1 ** (i + 1)
@@ -276,7 +276,9 @@ def test_hidden_size_is_that_of_the_model(variant):
   ],
 )
 def test_val_of_a_folder_is_not_called_test(config):
-  made = config_lib.load(f'{tiny.ROOT}/configs/{config}')
-  assert made.evals.val.split == 'val' and made.evals.val.every
-  assert made.evals.test.split == ''
-  assert made.checkpoint.every == made.evals.val.every
+  config_of_file = config_lib.load(f'{tiny.ROOT}/configs/{config}')
+  assert (
+    config_of_file.evals.val.split == 'val' and config_of_file.evals.val.every
+  )
+  assert config_of_file.evals.test.split == ''
+  assert config_of_file.checkpoint.every == config_of_file.evals.val.every

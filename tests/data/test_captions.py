@@ -23,7 +23,7 @@ from vit_jax.data import wrapped
 TEMPLATES = 'templates:a {}.|the number {}.'
 
 
-def config_of(**overrides):
+def make_config(**overrides):
   return tiny.config(data__tokenizer='words', data__text_length=8, **overrides)
 
 
@@ -37,8 +37,8 @@ def _table(folder, texts, name='text'):
   return f'table:{path}'
 
 
-def _texts(source, **how):
-  config = config_of(**how)
+def _texts(source, **overrides):
+  config = make_config(**overrides)
   with contextlib.closing(
     data.train_batches(source, config, start_step=0, num_steps=40)
   ) as batches:
@@ -48,11 +48,11 @@ def _texts(source, **how):
 
 def test_captions_of_templates_are_drawn_by_seed_and_step():
   """Each template is used, and the class of the image is in the caption."""
-  config = config_of(data__captions=TEMPLATES, data__split='train[:64]')
+  config = make_config(data__captions=TEMPLATES, data__split='train[:64]')
   source = data.open_split(config, 'data.split')
-  found = _texts(source)
-  assert found == _texts(source)
-  texts = {text for batch in found for text in batch}
+  actual = _texts(source)
+  assert actual == _texts(source)
+  texts = {text for batch in actual for text in batch}
   assert texts == {f'{x} {i} .' for x in ('a', 'the number') for i in range(10)}
   with contextlib.closing(
     data.train_batches(source, config, start_step=0, num_steps=3)
@@ -64,19 +64,19 @@ def test_captions_of_templates_are_drawn_by_seed_and_step():
 
 
 def test_evaluation_takes_the_first_template():
-  config = config_of(data__captions=TEMPLATES)
+  config = make_config(data__captions=TEMPLATES)
   source = data.open_split(config, 'evals.val.split')
   with contextlib.closing(
     data.eval_batches(source, config, batch_size=16)
   ) as batches:
     batch = next(iter(batches))
-  found = {source.features['text'].decode(x) for x in batch['text']}
-  assert found <= {f'a {i} .' for i in range(10)}
+  actual = {source.features['text'].decode(x) for x in batch['text']}
+  assert actual <= {f'a {i} .' for i in range(10)}
 
 
 def test_captions_of_templates_read_no_image(tmp_path, monkeypatch):
   root = stand_in.write_folder(tmp_path, train=2)
-  config = config_of(
+  config = make_config(
     data__name=f'folder:{root}', data__split='train', data__source_size=None
   )
   config.data.captions = TEMPLATES
@@ -84,8 +84,8 @@ def test_captions_of_templates_read_no_image(tmp_path, monkeypatch):
   names = [source.classes[i] for i in source.column('label')]
   read = [source.read(i).values['text'] for i in range(len(source))]
   monkeypatch.setattr(folder, 'read_image', None)  # fails if it is called
-  found = [source.captions(i) for i in range(len(source))]
-  assert found == [(f'a {x}.', f'the number {x}.') for x in names] == read
+  actual = [source.captions(i) for i in range(len(source))]
+  assert actual == [(f'a {x}.', f'the number {x}.') for x in names] == read
 
 
 class _Labels(base.Source):
@@ -121,9 +121,10 @@ class _LabelsInMemory(_Labels):
 def test_a_wrong_label_spoils_its_own_caption_alone(kind):
   source = kind()
   texts = [('a cat',), ('a dog',)]
-  derived = wrapped.Derived('text', 'label', texts.__getitem__)
-  described = wrapped.WrappedSource(source, (), derived=derived)
-  again = wrapped.WrappedSource(described, (), rows=np.array([2, 1]))
+  described = wrapped.DerivedSource(
+    source, (), source.features, 'text', 'label', texts.__getitem__
+  )
+  again = wrapped.SelectedSource(described, (), np.array([2, 1]))
   assert again.captions(1) == ('a cat',)
   assert described.captions(0) == ('a dog',)
   if kind is _Labels:
@@ -145,20 +146,20 @@ def test_labels_of_a_model_read_no_image(tmp_path, monkeypatch):
   feature = moved.features['labels']
   read = [feature.encode(moved.read(i).values['labels'], '') for i in range(3)]
   monkeypatch.setattr(folder, 'read_image', None)  # fails if it is called
-  found = moved.column('labels')
-  np.testing.assert_array_equal(found, read)
-  np.testing.assert_array_equal(found[:, ::-1][:, :2], source.column('labels'))
+  actual = moved.column('labels')
+  np.testing.assert_array_equal(actual, read)
+  np.testing.assert_array_equal(actual[:, ::-1][:, :2], source.column('labels'))
 
 
 def test_captions_of_a_table(tmp_path):
   """One caption or several for an image."""
   name = _table(tmp_path, [['A cat'], ['a dog', 'Ein Hund'], ['a bird']])
-  config = config_of(
+  config = make_config(
     data__name=name, data__split='train', data__source_size=None
   )
   source = data.open_split(config, 'data.split')
-  found = [source.captions(i) for i in range(3)]
-  assert sorted(found) == [['A cat'], ['a bird'], ['a dog', 'Ein Hund']]
+  actual = [source.captions(i) for i in range(3)]
+  assert sorted(actual) == [['A cat'], ['a bird'], ['a dog', 'Ein Hund']]
   encoded = source.features['text'].encode_all(['Ein Hund, a cat'], 'here')
   assert source.features['text'].decode(encoded[0]) == 'ein hund , a cat'
 
@@ -173,7 +174,7 @@ def test_captions_of_a_table(tmp_path):
 )
 def test_bad_captions_name_their_row(texts, message, tmp_path):
   name = _table(tmp_path, texts)
-  config = config_of(
+  config = make_config(
     data__name=name, data__split='train', data__source_size=None
   )
   with pytest.raises(UserError, match=message):
@@ -182,7 +183,7 @@ def test_bad_captions_name_their_row(texts, message, tmp_path):
 
 def test_a_table_without_captions(tmp_path):
   name = _table(tmp_path, ['a', 'b'], 'note')
-  config = config_of(
+  config = make_config(
     data__name=name, data__split='train', data__source_size=None
   )
   with pytest.raises(UserError, match='has no captions: name their columns'):
@@ -199,11 +200,11 @@ def test_kinds_and_scans_need_no_tokenizer():
 
 
 def test_unknown_words_are_bytes():
-  made = tokenizers.Words(('cat', 'a'), 12)
-  tokens = made(['A cat', 'a Löwe'])
-  assert made.decode(tokens[0].tolist()) == 'a cat'
-  assert made.decode(tokens[1].tolist()) == 'a löwe'
-  assert tokens.max(axis=1).tolist() == [made.end, made.end]
+  words = tokenizers.Words(('cat', 'a'), 12)
+  tokens = words(['A cat', 'a Löwe'])
+  assert words.decode(tokens[0].tolist()) == 'a cat'
+  assert words.decode(tokens[1].tolist()) == 'a löwe'
+  assert tokens.max(axis=1).tolist() == [words.end, words.end]
 
 
 def test_another_vocabulary_is_told_by_its_hash():
@@ -226,16 +227,16 @@ def test_lists_of_class_names(name):
     'imagenet2012': 1000,
     'oxford_iiit_pet': 37,
   }
-  found = captions.class_names(name, ['?'] * lengths[name], 'key')
-  twice = {x for x in found if found.count(x) > 1}
-  assert all(found)
+  actual = captions.class_names(name, ['?'] * lengths[name], 'key')
+  twice = {x for x in actual if actual.count(x) > 1}
+  assert all(actual)
   both = {'missile', 'sunglasses'}
   assert twice == (both if name == 'imagenet2012' else set())
 
 
 def test_imagenets_names_are_in_the_order_of_its_synsets():
-  found = captions.class_names('imagenet2012', ['?'] * 1000, 'key')
-  assert [found[i] for i in (0, 1, 9, 207, 281, 999)] == [
+  actual = captions.class_names('imagenet2012', ['?'] * 1000, 'key')
+  assert [actual[i] for i in (0, 1, 9, 207, 281, 999)] == [
     'tench',
     'goldfish',
     'ostrich',
@@ -250,14 +251,14 @@ def test_imagenets_names_are_in_the_order_of_its_synsets():
 )
 def test_lists_of_templates(name):
   """All templates of CLIP, none of them twice."""
-  found = captions.parse(name, 'templates')
-  assert len(set(found)) == len(found) == {'cifar': 18, 'imagenet': 80}[name]
-  assert all(x.count('{}') == 1 and x == x.strip() for x in found)
-  assert 'a photo of a {}.' in found
+  actual = captions.parse(name, 'templates')
+  assert len(set(actual)) == len(actual) == {'cifar': 18, 'imagenet': 80}[name]
+  assert all(x.count('{}') == 1 and x == x.strip() for x in actual)
+  assert 'a photo of a {}.' in actual
 
 
 def test_captions_of_a_list_of_templates():
-  config = config_of(data__captions='templates:cifar')
+  config = make_config(data__captions='templates:cifar')
   source = data.open_split(config, 'data.split')
   label = source.read(0).values['label']
   assert len(source.captions(0)) == 18

@@ -6,7 +6,6 @@ import json
 import shutil
 import sys
 
-from absl import logging
 import commands
 import numpy as np
 import pytest
@@ -62,27 +61,27 @@ def test_all_that_is_wrong_is_listed(folder, check):
   (folder / 'val' / 'bee' / 'more.TXT').write_text('')
   deep = np.arange(600, 1000, dtype=np.uint16).reshape(20, 20)
   (folder / 'training' / 'ant' / 'deep.png').write_bytes(stand_in.png(deep))
-  status, found = check(folder)
+  status, actual = check(folder)
   assert status == 1
-  assert sorted(x['id'] for x in found['damaged']) == sorted(names)
-  problems = {x['id']: x['problem'] for x in found['damaged']}
+  assert sorted(x['id'] for x in actual['damaged']) == sorted(names)
+  problems = {x['id']: x['problem'] for x in actual['damaged']}
   assert f'{folder}/{names[0]} is empty' in problems[names[0]]
   assert all('damaged' in problems[name] for name in names[1:])
-  (group,) = found['duplicates']
+  (group,) = actual['duplicates']
   assert sorted(group['ids']) == [
     'training/cow/2.png',
     'training/cow/twin.png',
     'val/ant/twin.png',
   ]
   assert sorted(group['splits']) == ['train', 'val']
-  assert found['ignored']['.txt']['count'] == 2
-  assert found['splits']['train']['classes'] == {'ant': 7, 'bee': 6, 'cow': 7}
-  assert found['splits']['train']['folder'] == f'{folder}/training'
-  assert found['examples'] == 27 and found['bits'] == {'8': 21, '16': 1}
-  assert found['intensity']['least'] == 600
-  assert found['intensity']['greatest'] == 999
-  assert '--config.data.intensity' in found['intensity']['warning']
-  assert found['sizes']['smallest'] == [20, 20]
+  assert actual['ignored']['.txt']['count'] == 2
+  assert actual['splits']['train']['classes'] == {'ant': 7, 'bee': 6, 'cow': 7}
+  assert actual['splits']['train']['folder'] == f'{folder}/training'
+  assert actual['examples'] == 27 and actual['bits'] == {'8': 21, '16': 1}
+  assert actual['intensity']['least'] == 600
+  assert actual['intensity']['greatest'] == 999
+  assert '--config.data.intensity' in actual['intensity']['warning']
+  assert actual['sizes']['smallest'] == [20, 20]
 
 
 def test_table_says_the_same(folder, capsys):
@@ -102,9 +101,9 @@ def test_good_data_are_said_to_be(folder, capsys):
 def test_classes_without_images_and_unknown_ones_are_all_listed(folder, check):
   (folder / 'training' / 'dog').mkdir()
   (folder / 'val' / 'ant').rename(folder / 'val' / 'aunt')
-  status, found = check(folder)
-  assert status == 1 and not found['damaged']
-  first, second = found['problems']
+  status, actual = check(folder)
+  assert status == 1 and not actual['damaged']
+  first, second = actual['problems']
   assert 'training/dog has no images' in first
   assert 'val/aunt is not a class of train' in second
 
@@ -120,13 +119,13 @@ def test_a_config_names_the_data_and_its_splits(folder, check):
     'skip_damaged': '',
   }
   flags = [f'--config.data.{key}={value}' for key, value in keys.items()]
-  status, found = check(file, *flags, '--config.evals.val.split=train[50%:]')
-  assert status == 0 and found['copies'] == 0
-  (group,) = found['duplicates']  # within a folder, but on both sides
+  status, actual = check(file, *flags, '--config.evals.val.split=train[50%:]')
+  assert status == 0 and actual['copies'] == 0
+  (group,) = actual['duplicates']  # within a folder, but on both sides
   assert sorted(group['splits']) == ['train[50%:]', 'train[:50%]']
-  assert set(found['splits']) == {'train[:50%]', 'train[50%:]', 'val'}
-  status, found = check(tiny.ROOT / 'configs' / 'digits.py')
-  assert status == 0 and found['examples'] == 1797
+  assert set(actual['splits']) == {'train[:50%]', 'train[50%:]', 'val'}
+  status, actual = check(tiny.ROOT / 'configs' / 'digits.py')
+  assert status == 0 and actual['examples'] == 1797
 
 
 def test_only_json_is_on_standard_output(folder):
@@ -152,48 +151,49 @@ def test_mistakes(args, message):
     commands.run(command, *args)
 
 
-config = functools.partial(stand_in.config, data__image_size=8)
+make_config = functools.partial(stand_in.config, data__image_size=8)
 
 
 def test_a_run_that_stopped_goes_on_without_what_is_damaged(folder, tmp_path):
   run = tmp_path / 'run'
-  assert loop.run(config(folder), str(run)).status == 0
+  assert loop.run(make_config(folder), str(run)).status == 0
   (run / 'DONE').unlink()  # as if it had stopped after its first checkpoint
   for later in workdir_lib.newest_first(run / 'checkpoints')[:-1]:
     shutil.rmtree(later)
   spoil(folder)
   with pytest.raises(UserError, match=r'damaged|empty') as e:
-    loop.run(config(folder), str(run))
+    loop.run(make_config(folder), str(run))
   assert f'run python -m vit_jax.data check {folder} --out=' in str(e.value)
   assert 'add --config.data.skip_damaged=damaged.json' in str(e.value)
   path = tmp_path / 'damaged.json'
   commands.run(command, 'check', folder, f'--out={path}')
   assert (
-    loop.run(config(folder, data__skip_damaged=str(path)), str(run)).status == 0
+    loop.run(make_config(folder, data__skip_damaged=str(path)), str(run)).status
+    == 0
   )
   starts = json.loads((run / 'run.json').read_text())['runs']
   assert len({start['data_fingerprint'] for start in starts}) == 2
 
 
 def test_what_is_left_keeps_its_index_and_its_order(folder, tmp_path):
-  whole = data.open_source(config(folder), 'train')
+  whole = data.open_source(make_config(folder), 'train')
   index = {whole.id(i): whole.read(i).index for i in range(len(whole))}
   names = spoil(folder)
   path = tmp_path / 'damaged.json'
   commands.run(command, 'check', folder, f'--out={path}')
-  made = config(folder, data__skip_damaged=str(path))
-  left = data.open_source(made, 'train')
+  config = make_config(folder, data__skip_damaged=str(path))
+  left = data.open_source(config, 'train')
   assert [left.id(i) for i in range(len(left))] == [
     name for name in index if name not in names
   ]
   for i in range(len(left)):
     assert left.read(i).index == index[left.id(i)]
   assert left.fingerprint() != whole.fingerprint()
-  again = data.open_source(made, 'train')
+  again = data.open_source(config, 'train')
   assert left.fingerprint() == again.fingerprint()
   for source, start in ((left, 0), (again, 3)):  # as a resumed run reads them
     with contextlib.closing(
-      data.train_batches(source, made, start_step=start, num_steps=5)
+      data.train_batches(source, config, start_step=start, num_steps=5)
     ) as batches:
       *_, last = batches
     if start == 0:
@@ -216,10 +216,10 @@ def test_list_that_cannot_be_used(folder, tmp_path, content, message):
   path = tmp_path / 'list.json'
   if content is not None:
     path.write_text(content)
-  made = config_lib.default()
-  made.data.update(name=f'folder:{folder}', skip_damaged=str(path))
+  config = config_lib.default()
+  config.data.update(name=f'folder:{folder}', skip_damaged=str(path))
   with pytest.raises(UserError, match=f'config.data.skip_damaged: .*{message}'):
-    data.open_source(made, 'train')
+    data.open_source(config, 'train')
 
 
 def test_a_row_with_a_bad_number_is_left_out(tmp_path):
@@ -230,36 +230,37 @@ def test_a_row_with_a_bad_number_is_left_out(tmp_path):
   for i in range(len(ages)):
     image = stand_in.png(stand_in.pixels(i, 8, 8))
     (tmp_path / f'{i}.png').write_bytes(image)
-  made = config_lib.default()
-  made.data.name = f'table:{path}'
-  made.data.columns.numbers = ('age',)
-  report = survey.report(survey.list_config(made))
+  config = config_lib.default()
+  config.data.name = f'table:{path}'
+  config.data.columns.numbers = ('age',)
+  report = survey.report(survey.list_config(config))
   (tmp_path / 'list.json').write_text(json.dumps(report))
-  made.data.skip_damaged = str(tmp_path / 'list.json')
-  numbers = data.open_source(made, 'train').column('numbers')
+  config.data.skip_damaged = str(tmp_path / 'list.json')
+  numbers = data.open_source(config, 'train').column('numbers')
   assert sorted(numbers.tolist()) == [[1.0], [2.0], [3.0]]
 
 
 def test_nothing_left_is_an_error(folder, tmp_path):
-  source = data.open_source(config(folder), 'val')
+  source = data.open_source(make_config(folder), 'val')
   ids = [{'id': source.id(i)} for i in range(len(source))]
   path = tmp_path / 'list.json'
   name = f'folder:{folder}'
   path.write_text(json.dumps({'data': name, 'damaged': ids}))
-  made = config(folder, data__skip_damaged=str(path))
+  config = make_config(folder, data__skip_damaged=str(path))
   with pytest.raises(UserError, match='leaves out all 6 examples'):
-    data.open_source(made, 'val')
+    data.open_source(config, 'val')
 
 
-def test_a_list_for_other_data_gets_a_warning(folder, tmp_path, monkeypatch):
+def test_a_list_for_other_data_gets_a_warning(
+  folder, tmp_path, warnings_logged
+):
   """A check of one split's folder names its files in another way."""
-  path, lines = tmp_path / 'list.json', []
+  path = tmp_path / 'list.json'
   spoil(folder)
   commands.run(command, 'check', folder / 'training', f'--out={path}')
-  monkeypatch.setattr(logging, 'warning', lambda f, *x: lines.append(f % x))
-  made = config(folder, data__skip_damaged=str(path))
-  assert len(data.open_source(made, 'train'))
-  (line,) = [x for x in lines if 'lists damaged files of' in x]
+  config = make_config(folder, data__skip_damaged=str(path))
+  assert len(data.open_source(config, 'train'))
+  (line,) = [x for x in warnings_logged if 'lists damaged files of' in x]
   assert f'{folder}/training' in line and f'folder:{folder}' in line
 
 

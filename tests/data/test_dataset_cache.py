@@ -50,13 +50,13 @@ def folder(tmp_path_factory):
   return root
 
 
-config = functools.partial(stand_in.config, data__source_size=(12, 16))
+make_config = functools.partial(stand_in.config, data__source_size=(12, 16))
 
 
 def build(folder, **overrides):
-  made = config(folder, **overrides)
-  experiment_lib.check(made)
-  return experiment_lib.build(made)
+  config = make_config(folder, **overrides)
+  experiment_lib.check(config)
+  return experiment_lib.build(config)
 
 
 MESHES = {'one': {}, 'eight': {'mesh__data': 4, 'mesh__fsdp': 2}}
@@ -75,8 +75,8 @@ def test_batches_are_those_without_a_cache(folder, cache, mesh):
     lambda e: e.train_batches(2, [1, 4, 3, 1, 1]),
     lambda e: e.eval_batches('val'),
   ):
-    with make(plain) as expected, make(kept) as found:
-      pairs = list(zip(expected, found, strict=True))
+    with make(plain) as expected, make(kept) as actual:
+      pairs = list(zip(expected, actual, strict=True))
     assert pairs
     for a, b in pairs:
       assert a.keys() == b.keys()
@@ -93,14 +93,14 @@ def test_calls_begin_where_a_resumed_run_finds_them():
     assert list(e.calls(start)) == [*rest, 1, 1, 1]
 
 
-def run(workdir, made):
+def run(workdir, config):
   """Trains; returns each step's scalars, and the final state."""
-  assert loop.run(made, str(workdir)).status == 0
+  assert loop.run(config, str(workdir)).status == 0
   lines = [x for x in tiny.metrics(workdir) if 'train/loss' in x]
   names = ('loss', 'accuracy', 'grad_norm', 'param_norm', 'learning_rate')
   scalars = {x['step']: [x[f'train/{name}'] for name in names] for x in lines}
-  e = experiment_lib.build(made)
-  with checkpoint.Checkpointer(workdir, made.checkpoint) as checkpoints:
+  e = experiment_lib.build(config)
+  with checkpoint.Checkpointer(workdir, config.checkpoint) as checkpoints:
     state, *_ = checkpoints.restore(e.program.state_to_read)
   return scalars, jax.device_get(state)
 
@@ -144,16 +144,16 @@ def test_a_run_that_was_stopped_between_calls_resumes_to_the_bit(
       os.kill(os.getpid(), signal.SIGTERM)
 
   monkeypatch.setattr(monitor.Monitor, 'after_call', after_call)
-  made = tiny.config(**CALLS, **tiny.RANDOM, data__cache='device')
-  assert loop.run(made, str(tmp_path)).status == 128 + signal.SIGTERM
+  config = tiny.config(**CALLS, **tiny.RANDOM, data__cache='device')
+  assert loop.run(config, str(tmp_path)).status == 128 + signal.SIGTERM
   assert os.listdir(tmp_path / 'checkpoints') == ['3']
-  found = run(tmp_path, made)
-  assert found[0] == called_run[0]
-  jax.tree.map(np.testing.assert_array_equal, found[1], called_run[1])
+  actual = run(tmp_path, config)
+  assert actual[0] == called_run[0]
+  jax.tree.map(np.testing.assert_array_equal, actual[1], called_run[1])
 
 
 def test_a_step_that_is_not_finite_within_a_call(tmp_path):
-  made = tiny.config(
+  config = tiny.config(
     **CALLS,
     optim__name='sgd',
     optim__learning_rate=1e38,
@@ -161,7 +161,7 @@ def test_a_step_that_is_not_finite_within_a_call(tmp_path):
     evals__val__split='',
   )
   with pytest.raises(UserError, match='not finite') as error:
-    loop.run(made, str(tmp_path))
+    loop.run(config, str(tmp_path))
   step = int(str(error.value).split('step ')[1].split()[0])
   assert os.listdir(tmp_path / 'checkpoints') == [str(step - 1)]
   assert len(str(error.value).split('examples [')[1].split(',')) >= 16
@@ -200,7 +200,7 @@ class Stored(base.Source):
 
 
 # As large, and in memory already.
-KEPT = base.ArraySource(
+IN_MEMORY = base.ArraySource(
   {
     'image': np.broadcast_to(np.uint8(0), (1024, 1024, 1024, 3)),
     'label': np.zeros(1024),
@@ -218,23 +218,23 @@ STORED = Stored()
     ('host', [Stored()], 3),
     ('host', [Stored(), Stored()], 6),
     ('host', [STORED, STORED], 3),  # one split with two uses
-    ('host', [Stored(), KEPT], 3),
-    ('host', [KEPT], 0),
+    ('host', [Stored(), IN_MEMORY], 3),
+    ('host', [IN_MEMORY], 0),
     # On each of two CPU devices, and the one that is decoded.
     ('device', [Stored()], 6 + 3),
     ('device', [Stored(), Stored()], 12 + 3),
     ('device', [STORED, STORED], 6 + 3),
-    ('device', [KEPT, Stored()], 12 + 3),
-    ('device', [KEPT], 6),
+    ('device', [IN_MEMORY, Stored()], 12 + 3),
+    ('device', [IN_MEMORY], 6),
   ],
 )
 def test_what_is_counted(monkeypatch, cache, splits, needed):
   room = types.SimpleNamespace(available=needed * 2**30)
   monkeypatch.setattr(psutil, 'virtual_memory', lambda: room)
   mesh = types.SimpleNamespace(local_devices=jax.devices('cpu')[:2])
-  made = tiny.config(data__cache=cache, data__channels=3)
+  config = tiny.config(data__cache=cache, data__channels=3)
   named = {f'evals.{i}': source for i, source in enumerate(splits)}
-  cache = sources.keep(made, mesh, named)
+  cache = sources.keep(config, mesh, named)
   cache.check()
   if not needed:
     return
@@ -256,10 +256,10 @@ def test_memory_of_accelerators(monkeypatch):
   room = types.SimpleNamespace(available=3 * 2**30)
   monkeypatch.setattr(psutil, 'virtual_memory', lambda: room)
   mesh = types.SimpleNamespace(local_devices=[Device()])
-  made = tiny.config(data__cache='device', data__channels=3)
-  cache_lib.Cache(made, mesh, {'train': Stored()}).check()
+  config = tiny.config(data__cache='device', data__channels=3)
+  cache_lib.Cache(config, mesh, {'train': Stored()}).check()
   splits = {'train': Stored(), 'evals.val': Stored()}
-  both = cache_lib.Cache(made, mesh, splits)
+  both = cache_lib.Cache(config, mesh, splits)
   with pytest.raises(UserError, match=r'6\.0 GiB of H200 3, 1\.0 GiB more'):
     both.check()
   room.available = 2 * 2**30
@@ -290,11 +290,11 @@ def test_where_decoded_images_are_kept(folder, monkeypatch, cache):
 
 @pytest.mark.parametrize('cache', ['host', 'device'])
 def test_a_split_with_several_uses_is_kept_once(folder, cache):
-  made = config(folder, data__cache=cache)
-  made.evals.knn = config_lib.evaluation(
-    'val', '1 epochs', kind=f'knn({made.data.split!r})'
+  config = make_config(folder, data__cache=cache)
+  config.evals.knn = config_lib.evaluation(
+    'val', '1 epochs', kind=f'knn({config.data.split!r})'
   )
-  e = experiment_lib.build(made).cached()
+  e = experiment_lib.build(config).cached()
   where = e.splits if cache == 'host' else e.cache.on_devices
   assert where['train'] is where['evals.knn.train']
   assert where['evals.val'] is where['evals.knn']

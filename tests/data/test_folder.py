@@ -89,34 +89,22 @@ def test_order_does_not_depend_on_where_the_folder_is(tmp_path):
   assert open_folder(tmp_path / 'there').fingerprint() != before.fingerprint()
 
 
-def test_slices_have_fingerprints_of_their_own(tmp_path):
-  root = stand_in.write_folder(tmp_path, train=4, val=2)
-  splits = ('train', 'train[:6]', 'train[6:]', 'val', 'train+val')
-  assert len({open_folder(root, s).fingerprint() for s in splits}) == 5
-
-
-def test_other_files_are_counted_and_named_once(tmp_path, monkeypatch):
-  lines = []
-  monkeypatch.setattr(
-    logging, 'warning', lambda f, *args: lines.append(f % args)
-  )
+def test_other_files_are_counted_and_named_once(tmp_path, warnings_logged):
   names = ('a/1.png', 'a/notes.txt', 'a/2.png.bak', 'b/1.png', 'readme.md')
   root = write(tmp_path, *names, 'stray.png', 'a/.DS_Store', '.git/x.png')
   os.symlink('nowhere', tmp_path / 'a' / 'broken.png')
   for split in ('train', 'train[:50%]'):
     open_folder(root, split)
-  assert lines == [
+  assert warnings_logged == [
     f'{root}: ignored files that are not images of a class (5):'
     ' a/2.png.bak, a/broken.png, a/notes.txt, readme.md, stray.png'
   ]
   assert len(open_folder(root)) == 2
 
 
-def test_a_stray_image_beside_classes_changes_nothing(tmp_path, monkeypatch):
-  lines = []
-  monkeypatch.setattr(
-    logging, 'warning', lambda f, *args: lines.append(f % args)
-  )
+def test_a_stray_image_beside_classes_changes_nothing(
+  tmp_path, warnings_logged
+):
   names = [
     f'{s}/{c}/{i}.png' for s in ('train', 'val') for c in 'ab' for i in '12'
   ]
@@ -124,8 +112,10 @@ def test_a_stray_image_beside_classes_changes_nothing(tmp_path, monkeypatch):
   for split in ('train', 'val'):
     source = open_folder(root, split)
     assert source.classes == ('a', 'b') and len(source) == 4
-  assert len(lines) == 2
-  assert all(x.endswith('not images of a class (1): stray.png') for x in lines)
+  assert len(warnings_logged) == 2
+  assert all(
+    x.endswith('not images of a class (1): stray.png') for x in warnings_logged
+  )
 
 
 def test_links_are_followed_but_not_for_ever(tmp_path):
@@ -175,15 +165,15 @@ def test_what_systems_and_runs_leave_is_no_data(
 ):
   clean = [f'{places[0]}{x}/{i}.png' for x in 'ab' for i in range(3)]
   before = read(open_folder(write(tmp_path, *clean)))
-  lines = said(monkeypatch)
+  lines = logged(monkeypatch)
   for place in places:
     write(tmp_path, *(f'{place}{name}' for name in names))
   source = open_folder(tmp_path)
   assert source.classes == ('a', 'b') and read(source) == before
   top = names[0].partition('/')[0]
   for place in places:
-    told = f'{tmp_path}/{place.partition("/")[0]}'.rstrip('/')
-    (line,) = (x for x in lines if x.startswith(f'{told}: '))
+    path = f'{tmp_path}/{place.partition("/")[0]}'.rstrip('/')
+    (line,) = (x for x in lines if x.startswith(f'{path}: '))
     assert ': skipped hidden files' in line and top in line
 
 
@@ -217,7 +207,7 @@ def test_no_such_folder(tmp_path):
 
 
 def test_classes_that_val_lacks_are_told(tmp_path, monkeypatch):
-  lines = said(monkeypatch)
+  lines = logged(monkeypatch)
   root = write(tmp_path, *(f'train/{x}/1.png' for x in 'abc'), 'val/b/1.png')
   assert len(open_folder(root, 'val')) == 1
   (line,) = lines
@@ -242,7 +232,7 @@ def test_name_that_is_not_utf8(tmp_path):
   assert source.read(0).image == PNG and source.fingerprint()
 
 
-def said(monkeypatch) -> list[str]:
+def logged(monkeypatch) -> list[str]:
   """What is logged from now on."""
   lines: list[str] = []
   for level in ('info', 'warning'):
@@ -260,7 +250,7 @@ def said(monkeypatch) -> list[str]:
   ],
 )
 def test_usual_names_of_splits(tmp_path, monkeypatch, train, val):
-  lines = said(monkeypatch)
+  lines = logged(monkeypatch)
   root = write(
     tmp_path,
     *(f'{train}/a/1.png', f'{train}/b/2.png', f'{val}/a/3.png'),
@@ -277,14 +267,14 @@ def test_usual_names_of_splits(tmp_path, monkeypatch, train, val):
 
 
 def test_their_own_names_need_no_word(tmp_path, monkeypatch):
-  lines = said(monkeypatch)
+  lines = logged(monkeypatch)
   root = write(tmp_path, 'train/a/1.png', 'val/a/2.png', 'test/a/3.png')
   open_folder(root, 'val')
   assert not lines
 
 
 def test_test_stands_for_a_val_that_is_not_there(tmp_path, monkeypatch):
-  lines = said(monkeypatch)
+  lines = logged(monkeypatch)
   root = write(tmp_path, 'train/a/1.png', 'test/a/2.png', 'test/a/3.png')
   val, test = open_folder(root, 'val'), open_folder(root, 'test')
   assert read(val) == read(test) and val.fingerprint() == test.fingerprint()
@@ -293,7 +283,7 @@ def test_test_stands_for_a_val_that_is_not_there(tmp_path, monkeypatch):
 
 
 def test_split_without_classes_is_left_out_with_a_word(tmp_path, monkeypatch):
-  lines = said(monkeypatch)
+  lines = logged(monkeypatch)
   root = write(tmp_path, 'train/a/1.png', 'test/1.png', 'notes/1.txt')
   assert len(open_folder(root)) == 1
   assert lines == [

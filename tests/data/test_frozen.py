@@ -1,13 +1,16 @@
-"""What the first batches and the fingerprint of each kind of source are.
+"""What holds for every kind of source, and what its first batches are.
 
-A change means that runs begun before it cannot be resumed, or see other
-examples. Digits, folders and TFDS are in host/test_batches.py.
+A change of the batches or of the fingerprint means that runs begun before it
+cannot be resumed, or see other examples. Batches of digits, folders and TFDS
+are in host/test_batches.py.
 """
 
 import hashlib
 import itertools
 import json
 
+import cloudpickle
+import jax
 import numpy as np
 import pytest
 import stand_in
@@ -16,7 +19,9 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax.data import base
 from vit_jax.data import features
+from vit_jax.data import made
 from vit_jax.data import splits
+from vit_jax.data.device import views
 
 # By source: its fingerprint, and digests of batches of training and evaluation.
 FROZEN = {
@@ -29,7 +34,7 @@ FROZEN = {
   'scans': ('dff34496f5f69e35', 'efb1c33eae015620', '83c5d0de4c363d40'),
   'video': ('8459d08741363e00', 'ec8cbf99266e87db', '00c3db506ab63d3b'),
   'tones': ('eb1d505647f28670', 'ef90f6cb1ab4b296', 'b16be7ed38579384'),
-  'own': ('8b716ab968b94057', 'f1e91225ba275322', '889167a4838d5000'),
+  'users_own': ('8b716ab968b94057', 'f1e91225ba275322', '889167a4838d5000'),
 }
 COUNT = 9
 
@@ -151,7 +156,7 @@ def tones(root):
   }
 
 
-class Mine(base.Source):
+class UsersSource(base.Source):
   """A class of a user, with arrays of different sizes."""
 
   def __init__(self, config, split):
@@ -174,12 +179,40 @@ class Mine(base.Source):
     return base.digest(map(str, self._selection.ranges))
 
 
-def own(root):
+def users_own(root):
   del root
-  return {'name': f'{__name__}:Mine'}
+  return {'name': f'{__name__}:UsersSource'}
 
 
-KINDS = (csv, captions, parquet, hf, tar, pairs, scans, video, tones, own)
+def folder(root):
+  return {'name': f'folder:{stand_in.write_folder(root, train=3)}'}
+
+
+def tfds(root):
+  return {'name': stand_in.write_tfds(root), 'dir': str(root)}
+
+
+def digits(root):
+  del root
+  return {'name': 'digits', 'channels': 1, 'image_size': 6}
+
+
+def scenes(root):
+  del root
+  return {'name': 'scenes'}
+
+
+def volumes(root):
+  del root
+  return {'name': 'volumes', 'channels': 1, 'image_size': (16, 16, 16)}
+
+
+def moving_digits(root):
+  del root
+  return {'name': 'moving_digits', 'channels': 1, 'image_size': (4, 24, 24)}
+
+
+KINDS = (csv, captions, parquet, hf, tar, pairs, scans, video, tones, users_own)
 
 
 def digest(batches):
@@ -190,14 +223,19 @@ def digest(batches):
   return result.hexdigest()[:16]
 
 
-def facts(root, kind) -> tuple[str, str, str]:
-  """Returns the fingerprint of a source, and the digests of its batches."""
+def make_config(root, kind):
   config = config_lib.default()
   config.train.batch_size, config.seed = 4, 3
   config.data.update(image_size=(16, 16), split='train')
   for key, value in kind(root).items():
     config_lib.set_value(config, f'data.{key}', value)
   data.check(config)
+  return config
+
+
+def facts(root, kind) -> tuple[str, str, str]:
+  """Returns the fingerprint of a source, and the digests of its batches."""
+  config = make_config(root, kind)
   source = data.open_split(config)
   train = [*data.train_batches(source, config, start_step=0, num_steps=3)]
   evaluation = [*data.eval_batches(source, config, batch_size=4)]
@@ -212,3 +250,91 @@ def facts(root, kind) -> tuple[str, str, str]:
 @pytest.mark.parametrize('kind', KINDS)
 def test_batches_are_those_of_before(tmp_path, kind):
   assert facts(tmp_path, kind) == FROZEN[kind.__name__]
+
+
+# Numbers of examples for training.
+MADE_SIZES = {scenes: 4_000, volumes: 400, moving_digits: 8_000, tones: 6_000}
+ALL_KINDS = dict.fromkeys((*KINDS, *MADE_SIZES, folder, tfds, digits))
+
+
+def assert_equal(example, second):
+  assert example.index == second.index and example.origin == second.origin
+  assert example.values.keys() == second.values.keys()
+  for name, value in example.values.items():
+    np.testing.assert_array_equal(value, second.values[name])
+
+
+@pytest.mark.parametrize('kind', ALL_KINDS)
+def test_slices_and_copies_have_the_examples_of_a_split(tmp_path, kind):
+  config = make_config(tmp_path, kind)
+  count = min(len(data.open_source(config, 'train')), COUNT)
+  middle = 2 * count // 3
+  slices = f'[:{count}]', f'[:{middle}]', f'[{middle}:{count}]'
+  whole, *parts = (data.open_source(config, f'train{x}') for x in slices)
+  assert len(parts[0]) == middle > 0 and len(parts[1]) == count - middle > 0
+  places = [(part, i) for part in parts for i in range(len(part))]
+  copy = cloudpickle.loads(cloudpickle.dumps(whole))  # as workers get it
+  for position, (part, i) in enumerate(places):
+    example = whole.read(position)
+    assert example.index == position
+    assert part.id(i) == whole.id(position)
+    assert part.file(i) == whole.file(position)
+    assert_equal(part.read(i), example)
+    assert_equal(copy.read(position), example)
+    if 'text' in example.values:
+      assert list(whole.captions(position)) == list(example.values['text'])
+  assert len({whole.id(i) for i in range(count)}) == count
+  for name, target in features.targets(whole.features).items():
+    column = parts[1].column(name)
+    for i, encoded in enumerate(column):
+      value = whole.read(middle + i).values[name]
+      np.testing.assert_array_equal(target.encode(value, ''), encoded)
+    np.testing.assert_array_equal(whole.column(name)[middle:], column)
+  for feature in whole.features.values():
+    stored = json.loads(json.dumps(feature.to_dict()))
+    assert features.from_dict(stored) == feature
+  again = data.open_source(config, 'train' + slices[1])
+  assert again.fingerprint() == parts[0].fingerprint()
+  assert len({x.fingerprint() for x in (whole, *parts)}) == 3
+
+
+@pytest.mark.parametrize('kind', MADE_SIZES)
+def test_made_examples_of_test_are_others(tmp_path, kind):
+  config = make_config(tmp_path, kind)
+  train, test, val = (
+    data.open_source(config, x) for x in ('train', 'test', 'val')
+  )
+  assert isinstance(train, made.MadeSource) and len(train) == MADE_SIZES[kind]
+  assert (train.read(0).image != test.read(0).image).any()
+  assert train.id(7) == 'train/7' and test.id(7) == 'test/7'
+  assert val.fingerprint() == test.fingerprint() != train.fingerprint()
+
+
+# Changes of each kind whose examples the device prepares.
+AUGMENTED = {
+  digits: {'policy': 'randaugment(2, 15)', 'mixup': 0.4, 'erase': 'erase(0.5)'},
+  scenes: {'policy': '3augment', 'jitter': 'jitter(0.4, 0.4, 0.4, 0.1)'},
+  volumes: {
+    f'volume.{x}': 0.5 for x in ('flip', 'turn', 'foreground', 'shift')
+  },
+  moving_digits: {'mixup': 0.4},
+  tones: {'mixup': 0.4, 'audio.time_mask': 10, 'audio.frequency_mask': 6},
+}
+
+
+@pytest.mark.parametrize('kind', AUGMENTED)
+def test_a_draw_depends_on_its_row_alone(tmp_path, kind):
+  config = make_config(tmp_path, kind)
+  config.model.num_classes = 10
+  config.data.crop = 'random_resized'
+  for key, value in AUGMENTED[kind].items():
+    config_lib.set_value(config, f'augment.{key}', value)
+  source = data.open_source(config, 'train[:6]')
+  batch = next(data.eval_batches(source, config, batch_size=6))
+  transform = jax.jit(views.train_transform(config, source.features))
+  whole = transform(batch, stand_in.rows(*range(6)))
+  part = transform({k: x[2:4] for k, x in batch.items()}, stand_in.rows(2, 3))
+  for name in source.features:
+    np.testing.assert_allclose(whole[name][2:4], part[name], atol=1e-5)
+  again = transform(batch, stand_in.rows(*range(6), key=1))
+  assert (np.asarray(again['image']) != np.asarray(whole['image'])).any()

@@ -4,7 +4,6 @@ import functools
 import json
 import shutil
 
-from absl import logging
 import commands
 import jax
 import methods
@@ -63,7 +62,7 @@ def folder(tmp_path_factory):
   return root
 
 
-config = functools.partial(
+make_config = functools.partial(
   stand_in.config,
   data__image_size=8,
   data__channels=1,
@@ -71,25 +70,15 @@ config = functools.partial(
 )
 
 
-@pytest.fixture
-def lines(monkeypatch):
-  """What is logged as a warning."""
-  found: list[str] = []
-  monkeypatch.setattr(
-    logging, 'warning', lambda f, *args: found.append(f % args)
-  )
-  return found
-
-
-def test_the_range_of_the_type_is_warned_of(folder, lines):
-  experiment_lib.build(config(folder))
-  (line,) = [x for x in lines if '16 bits' in x]
+def test_the_range_of_the_type_gets_a_warning(folder, warnings_logged):
+  experiment_lib.build(make_config(folder))
+  (line,) = [x for x in warnings_logged if '16 bits' in x]
   assert '40 images' in line and 'of 0 to 65535' in line
   assert "--config.data.intensity='percentiles(0.5, 99.5)'" in line
   assert "--config.data.intensity='(0, 4095)'" in line
-  lines.clear()
-  experiment_lib.build(config(folder, data__intensity=(0, 65535)))
-  assert not lines  # it was asked for
+  warnings_logged.clear()
+  experiment_lib.build(make_config(folder, data__intensity=(0, 65535)))
+  assert not warnings_logged  # it was asked for
 
 
 WINDOWS = [(0, 4095), 'percentiles(0.5,99.5)']
@@ -99,43 +88,43 @@ WINDOWS = [(0, 4095), 'percentiles(0.5,99.5)']
 def learned(request, folder, tmp_path_factory):
   """A config with a window, and its finished run."""
   path = tmp_path_factory.mktemp('runs') / 'run'
-  made = config(
+  config = make_config(
     folder,
     data__intensity=request.param,
     train__duration='60 steps',
     checkpoint__every='20 steps',
   )
-  assert loop.run(made, str(path)).status == 0
-  return made, path
+  assert loop.run(config, str(path)).status == 0
+  return config, path
 
 
 @pytest.mark.slow
 def test_what_a_window_shows_is_learned(folder, learned):
   """And a model that is loaded sees the very same window."""
-  made, path = learned
+  config, path = learned
   stored = json.loads((path / 'preprocess.json').read_text())
   window, bits = stored['intensity'], stored['bits']
   assert bits == 16
-  if made.data.intensity == WINDOWS[0]:
+  if config.data.intensity == WINDOWS[0]:
     assert window == [0, 4095]
   else:
     files = (folder / 'train').rglob('*.png')
     values = [decode.as_stored(file.read_bytes()).ravel() for file in files]
-    wanted = np.percentile(
+    expected = np.percentile(
       np.concatenate(values), [0.5, 99.5], method='inverted_cdf'
     )
-    assert window == wanted.tolist()
+    assert window == expected.tolist()
   assert tiny.metrics(path)[-1]['step'] == 60
-  found = [x for x in tiny.metrics(path) if 'val/accuracy' in x]
-  assert found[-1]['val/accuracy'] == 1
+  actual = [x for x in tiny.metrics(path) if 'val/accuracy' in x]
+  assert actual[-1]['val/accuracy'] == 1
   assert '16 bits' not in (path / 'train.log').read_text()
   image = next((folder / 'val' / 'dim').iterdir())
   low, high = window
   stored = decode.as_stored(image.read_bytes())[:8]  # cut to 8 rows
   vit = vit_jax.load(path)
   scaled = np.clip((stored.astype(float) - low) / (high - low), 0, 1)
-  (found,) = vit.preprocess(image)[..., 0]
-  np.testing.assert_allclose(found, 2 * scaled - 1, atol=1e-5)
+  (actual,) = vit.preprocess(image)[..., 0]
+  np.testing.assert_allclose(actual, 2 * scaled - 1, atol=1e-5)
   assert vit.classes[vit.predict(image).argmax()] == 'dim'
 
 
@@ -158,20 +147,20 @@ def test_commands_see_the_window(folder, learned, tmp_path, capsys):
 
 def test_a_run_goes_on_with_its_window(folder, learned, tmp_path):
   """Though the images that it came from are others by then."""
-  made, path = learned
+  config, path = learned
   part = tmp_path / 'part'
   shutil.copytree(path, part)
   shutil.rmtree(part / 'checkpoints' / '60')  # as if it had been stopped
   (part / 'DONE').unlink()
   before = config_lib.from_dict(json.loads((part / 'config.json').read_text()))
-  resumed = resuming.fill(made, before)
+  resumed = resuming.fill(config, before)
   built = experiment_lib.build(resumed, resumes=True).config
   assert not resuming.differences(before, built)
-  if made.data.intensity == WINDOWS[1]:
-    assert loop.run(made, str(part)).status == 0
+  if config.data.intensity == WINDOWS[1]:
+    assert loop.run(config, str(part)).status == 0
     losses = [methods.losses(p) for p in (path, part)]
     assert losses[0] == losses[1] and len(losses[0]) == 60
-  other = config(
+  other = make_config(
     folder,
     data__intensity=(0, 5000),
     train__duration='60 steps',
@@ -183,34 +172,35 @@ def test_a_run_goes_on_with_its_window(folder, learned, tmp_path):
 
 @pytest.mark.parametrize('cache', ['none', 'host', 'device'])
 def test_batches_keep_the_bits(folder, cache):
-  made = config(folder, data__source_size=(9, 8), data__cache=cache)
-  e = experiment_lib.build(made).cached()
+  config = make_config(folder, data__source_size=(9, 8), data__cache=cache)
+  e = experiment_lib.build(config).cached()
   with e.eval_batches('val') as batches:
     batch = next(batches)
   assert batch['image'].dtype == np.uint16
-  source = data.open_source(made, 'val')
-  wanted = decode.as_stored(source.read(0).image)
-  np.testing.assert_array_equal(batch['image'][0, ..., 0], wanted)
+  source = data.open_source(config, 'val')
+  expected = decode.as_stored(source.read(0).image)
+  np.testing.assert_array_equal(batch['image'][0, ..., 0], expected)
   crop = jax.jit(views.eval_transform(e.config, (9, 8)))
-  found = crop(batch['image'])
-  assert found.dtype == np.float32
+  actual = crop(batch['image'])
+  assert actual.dtype == np.float32
   np.testing.assert_allclose(
-    found[0].mean(), 2 * wanted.mean() / 65535 - 1, atol=1e-3
+    actual[0].mean(), 2 * expected.mean() / 65535 - 1, atol=1e-3
   )
 
 
 def test_bits_of_old_runs_stay_8(folder):
   """Such a config.json does not say it."""
   assert (
-    experiment_lib.build(config(folder), resumes=True).config.data.bits == 8
+    experiment_lib.build(make_config(folder), resumes=True).config.data.bits
+    == 8
   )
 
 
 def test_policies_see_what_is_within_the_window():
   """As 8 bits, so that they do what they do to any image."""
-  made = config_lib.default()
-  made.data.update(image_size=8, bits=16, intensity=(1000, 3000), flip=False)
-  made.augment.policy = 'autoaugment'
+  config = config_lib.default()
+  config.data.update(image_size=8, bits=16, intensity=(1000, 3000), flip=False)
+  config.augment.policy = 'autoaugment'
   plain = config_lib.default()
   plain.data.update(image_size=8, flip=False)
   plain.augment.policy = 'autoaugment'
@@ -219,20 +209,20 @@ def test_policies_see_what_is_within_the_window():
   scaled = np.clip((image.astype(np.float32) - 1000) / 2000, 0, 1)
   eight = np.round(scaled * 255).astype(np.uint8)
   labels, rows = np.zeros(4, np.int32), np.arange(4)
-  found, wanted = (
+  actual, expected = (
     views.train_transform(c, {'image': features.Image()})(
       {'image': x, 'label': labels}, Rng(jax.random.key(0), rows)
     )['image']
-    for c, x in ((made, image), (plain, eight))
+    for c, x in ((config, image), (plain, eight))
   )
-  np.testing.assert_array_equal(found, wanted)
+  np.testing.assert_array_equal(actual, expected)
 
 
 def test_alpha_has_its_own_range():
   image = np.full((2, 2, 4), 1000, np.uint16)
   image[..., 3] = 32768
-  found = levels.Levels(16, (0, 4000)).scale(image)
-  np.testing.assert_allclose(found[0, 0], [0.25, 0.25, 0.25, 0.5], atol=1e-5)
+  actual = levels.Levels(16, (0, 4000)).scale(image)
+  np.testing.assert_allclose(actual[0, 0], [0.25, 0.25, 0.25, 0.5], atol=1e-5)
 
 
 def test_a_window_of_other_bits_is_refused(folder, tmp_path):
@@ -240,26 +230,26 @@ def test_a_window_of_other_bits_is_refused(folder, tmp_path):
   shutil.copytree(folder, tmp_path / 'images')
   for path in (tmp_path / 'images').rglob('*.png'):
     path.write_bytes(stand_in.png(np.full((9, 8), 99, np.uint8)))
-  made = config(tmp_path / 'images', data__intensity=(0, 4095))
+  config = make_config(tmp_path / 'images', data__intensity=(0, 4095))
   with pytest.raises(UserError, match='have 8 bits, 0 to 255'):
-    experiment_lib.build(made)
+    experiment_lib.build(config)
   # A few among images of 16 bits would spoil the percentiles.
   shutil.rmtree(tmp_path / 'images' / 'train' / 'dim')
   shutil.copytree(folder / 'train' / 'dim', tmp_path / 'images/train/dim')
-  made = config(tmp_path / 'images', data__intensity=WINDOWS[1])
+  config = make_config(tmp_path / 'images', data__intensity=WINDOWS[1])
   with pytest.raises(UserError, match='has 8 bits'):
-    experiment_lib.build(made)
+    experiment_lib.build(config)
 
 
 def test_explore_data_shows_the_window(folder):
-  made = config(folder, data__intensity=(0, 4095))
+  config = make_config(folder, data__intensity=(0, 4095))
   assert (
-    model_inputs.load(made, 0, 16).images['image'].max() > 0.5
+    model_inputs.load(config, 0, 16).images['image'].max() > 0.5
   )  # of all 16 bits: 0.05
 
 
 def test_sample_does_not_depend_on_the_seed(folder):
-  source = data.open_source(config(folder), 'train')
+  source = data.open_source(make_config(folder), 'train')
   first, again = (intensity.count_values(source, 16, 1, 8) for _ in range(2))
   np.testing.assert_array_equal(first.counts, again.counts)
   assert first.images == 8 and first.counts.sum() == 8 * 9 * 8

@@ -26,8 +26,8 @@ def test_the_shape_is_nearly_kept():
 
 def test_patches_come_row_by_row_with_zeros_behind():
   image = np.arange(4 * 6 * 3).reshape(4, 6, 3)
-  found, grid = naflex.padded(image, (2, 3), 7)
-  assert grid == (2, 2) and found.shape == (7, 18)
-  np.testing.assert_array_equal(found[1], image[:2, 3:].reshape(-1))
-  np.testing.assert_array_equal(found[2], image[2:, :3].reshape(-1))
-  assert not found[4:].any()
+  actual, grid = naflex.padded(image, (2, 3), 7)
+  assert grid == (2, 2) and actual.shape == (7, 18)
+  np.testing.assert_array_equal(actual[1], image[:2, 3:].reshape(-1))
+  np.testing.assert_array_equal(actual[2], image[2:, :3].reshape(-1))
+  assert not actual[4:].any()

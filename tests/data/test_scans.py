@@ -43,11 +43,13 @@ def scan(number, size, dtype=np.uint8):
   return (values + rng.integers(0, 9, size)).astype(dtype), labels
 
 
-def write(root, sizes, part='train', **how):
+def write(root, sizes, part='train', **options):
   """Writes pairs of .npy files, and the classes."""
   (root / 'classes.txt').write_text(CLASSES)
   for i, size in enumerate(sizes):
-    for kind, x in zip(('images', 'masks'), scan(i, size, **how), strict=True):
+    for kind, x in zip(
+      ('images', 'masks'), scan(i, size, **options), strict=True
+    ):
       path = root / kind / part / f'{part}{i}.npy'
       path.parent.mkdir(parents=True, exist_ok=True)
       np.save(path, x)
@@ -91,8 +93,8 @@ def test_scans_of_different_sizes(tmp_path):
     ((batch['map'] > 0) & (batch['map'] < 255)).sum(axis=(1, 2, 3)) > 8
   ).all()
   rows = Rng(np.array([0, 1], np.uint32), np.arange(6, dtype=np.int32))
-  made = views.train_transform(config, source.features)(batch, rows)
-  np.testing.assert_array_equal(made['map'], batch['map'])
+  prepared = views.train_transform(config, source.features)(batch, rows)
+  np.testing.assert_array_equal(prepared['map'], batch['map'])
 
 
 def test_a_crop_depends_on_its_draw_alone(tmp_path):
@@ -116,14 +118,14 @@ def test_windows_of_intensities(tmp_path):
     data.open_source(make_config(root), 'train').read(0)
   config = make_config(root, window=(-20.0, 80.0))
   source = data.open_source(config, 'train')
-  stored, found = np.load(source.file(0)), source.read(0).image[..., 0]
-  assert found.dtype == np.uint16 and source.bits() == 16
-  wanted = np.clip((stored + 20) / 100, 0, 1) * 65535
-  np.testing.assert_allclose(found, wanted, atol=0.51)
+  stored, actual = np.load(source.file(0)), source.read(0).image[..., 0]
+  assert actual.dtype == np.uint16 and source.bits() == 16
+  expected = np.clip((stored + 20) / 100, 0, 1) * 65535
+  np.testing.assert_allclose(actual, expected, atol=0.51)
   config.data.volume.window = 'percentiles(10,90)'
-  found = data.open_source(config, 'train').read(0).image
-  assert (found == 0).mean() == pytest.approx(0.1, abs=0.04)
-  assert (found == 65535).mean() == pytest.approx(0.1, abs=0.04)
+  actual = data.open_source(config, 'train').read(0).image
+  assert (actual == 0).mean() == pytest.approx(0.1, abs=0.04)
+  assert (actual == 65535).mean() == pytest.approx(0.1, abs=0.04)
 
 
 def test_a_window_holds_for_all_modalities(tmp_path):
@@ -141,11 +143,13 @@ def test_a_window_holds_for_all_modalities(tmp_path):
   config.data.intensity, config.data.intensity_window = (0, high), ()
   config.data.update(mean=(0.0,), std=(1.0,))
   batch = next(data.eval_batches(source, config, batch_size=1))
-  found = views.eval_batch(config, source.features)(batch)['image'][0]
-  inside = found[tuple(slice(n) for n in many.shape[:3])]
+  actual = views.eval_batch(config, source.features)(batch)['image'][0]
+  inside = actual[tuple(slice(n) for n in many.shape[:3])]
   np.testing.assert_allclose(inside, many / high, rtol=1e-5)
-  kept = data.Preprocess.from_config(config, source.features)
-  np.testing.assert_allclose(kept.normalized(many), many / high, rtol=1e-5)
+  preprocess = data.Preprocess.from_config(config, source.features)
+  np.testing.assert_allclose(
+    preprocess.normalized(many), many / high, rtol=1e-5
+  )
 
 
 def save_nifti(path, values, affine=AFFINE):
@@ -190,8 +194,8 @@ def test_the_decathlon(tmp_path):
   assert example.image.shape == (10, 16, 8, 2)
   np.testing.assert_array_equal(example.values['map'], labels)
   for c in range(2):
-    wanted = np.clip((values + 7.0 * c) / 120, 0, 1) * 65535
-    np.testing.assert_allclose(example.image[..., c], wanted, atol=0.51)
+    expected = np.clip((values + 7.0 * c) / 120, 0, 1) * 65535
+    np.testing.assert_allclose(example.image[..., c], expected, atol=0.51)
   config.data.volume.spacing = (1.0, 2.0, 3.0)  # it was (2, 1, 3)
   source = data.open_source(config, 'train')
   assert source.features['image'].size == (20, 8, 8)
@@ -246,9 +250,9 @@ def test_a_run_on_scans_is_measured_and_predicts(finished, tmp_path, capsys):
   args = f'--from={run}', f'--data=folder:{folder}', '--split=train[3:]'
   args += ('--step=newest', '--format=json', '--batch_size=2')
   assert commands.run(evaluate, *args) == 0
-  found = json.loads(capsys.readouterr().out)
-  assert found['dice'] == pytest.approx(last['val/dice'], abs=1e-6)
-  assert np.array(found['confusion']).sum() == 10 * 8 * 8
+  actual = json.loads(capsys.readouterr().out)
+  assert actual['dice'] == pytest.approx(last['val/dice'], abs=1e-6)
+  assert np.array(actual['confusion']).sum() == 10 * 8 * 8
   args = f'--from={run}', folder / 'imagesTr', f'--output={tmp_path}'
   assert commands.run(predict, *args) == 0
   original = nibabel.load(folder / 'imagesTr' / 'scan_1.nii.gz')
@@ -418,38 +422,38 @@ def test_rounded_affines_are_the_same(tmp_path):
   assert len(data.open_source(make_config(tmp_path), 'train')) == 1
 
 
-def broken(root, what):
+def broken(root, mistake):
   """Writes a folder with one mistake."""
   write(root, SIZES)
   image, labels = (
     root / x / 'train' / 'train1.npy' for x in ('images', 'masks')
   )
-  if what == 'map':
+  if mistake == 'map':
     np.save(labels, np.zeros((8, 9, 13), np.uint8))
-  if what == 'label':
+  if mistake == 'label':
     np.save(labels, np.full((8, 9, 14), 7, np.uint8))
-  if what == 'pair':
+  if mistake == 'pair':
     labels.unlink()
-  if what == 'fractions':
+  if mistake == 'fractions':
     np.save(labels, np.full((8, 9, 14), 0.5, np.float32))
-  if what == 'foreground':
+  if mistake == 'foreground':
     np.save(labels, np.zeros((8, 9, 14), np.uint8))
-  if what == 'channels':
+  if mistake == 'channels':
     np.save(image, np.zeros((8, 9, 14, 2), np.uint8))
-  if what == 'damaged':
+  if mistake == 'damaged':
     image.write_bytes(image.read_bytes()[:90])
-  if what == 'archive':
+  if mistake == 'archive':
     with image.open('wb') as file:
       np.savez(file, scan=np.zeros((8, 9, 14), np.uint8))
-  if what == 'json':
+  if mistake == 'json':
     (root / 'dataset.json').write_text('{"labels": {"0": "a", "2": "b"}}')
-  if what == 'deep':
+  if mistake == 'deep':
     (root / 'dataset.json').write_text('[' * 100_000)
   return root
 
 
 @pytest.mark.parametrize(
-  ('what', 'message'),
+  ('mistake', 'message'),
   [
     ('map', r'train1.npy has .* \(8, 9, 13\), but its scan .*\(8, 9, 14\)'),
     (
@@ -470,10 +474,10 @@ def broken(root, what):
     ('json', r'dataset.json is not that of .*labels are \[0, 2\]'),
   ],
 )
-def test_mistakes_get_one_line(what, message, tmp_path):
-  config = make_config(broken(tmp_path, what))
+def test_mistakes_get_one_line(mistake, message, tmp_path):
+  config = make_config(broken(tmp_path, mistake))
   config.augment.volume.foreground = 0.5
-  if what == 'thin':
+  if mistake == 'thin':
     config.model.patch_size = (8, 8, 8)
   with pytest.raises(UserError, match=f'^[^\n]*{message}'):
     source = data.open_source(config, 'train')
@@ -533,12 +537,12 @@ def test_check_reads_scans_by_a_config(layout, tmp_path):
   else:
     decathlon(tmp_path, count)
     config.data.channels = 2
-  found = survey.report(survey.list_config(config))
-  assert not survey.is_bad(found)
-  areas = found['maps']['map']['train']
-  assert areas['maps'] == found['examples'] == count
+  actual = survey.report(survey.list_config(config))
+  assert not survey.is_bad(actual)
+  areas = actual['maps']['map']['train']
+  assert areas['maps'] == actual['examples'] == count
   assert areas['classes']['organ'] > 0 and areas['ignored'] == 0
-  assert not found['warnings'] and found['bits'] == {'8': 0, '16': count}
+  assert not actual['warnings'] and actual['bits'] == {'8': 0, '16': count}
 
 
 def test_a_map_of_a_scan_with_one_class_stops_a_run(tmp_path):
@@ -550,5 +554,5 @@ def test_a_map_of_a_scan_with_one_class_stops_a_run(tmp_path):
   message = 'none of the 3 maps has organ, tumour, and .* do not count'
   with pytest.raises(UserError, match=message):
     class_areas.check('train', source, 'map')
-  found = survey.report(survey.list_config(config))
-  assert survey.is_bad(found) and 'organ' in found['problems'][0]
+  actual = survey.report(survey.list_config(config))
+  assert survey.is_bad(actual) and 'organ' in actual['problems'][0]

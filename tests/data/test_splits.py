@@ -45,8 +45,8 @@ def expected(spec: str) -> list[tuple[str, int]]:
 @pytest.mark.parametrize('spec', GOOD)
 def test_selects_what_tfds_selects(spec):
   selection = splits.Selection(spec, SIZES, 'data')
-  found = [selection.locate(i)[:2] for i in range(len(selection))]
-  assert found == expected(spec)
+  actual = [selection.locate(i)[:2] for i in range(len(selection))]
+  assert actual == expected(spec)
 
 
 @pytest.mark.parametrize('percent', range(0, 100, 7))

@@ -85,10 +85,10 @@ def test_all_kinds_hold_the_same(folder, name):
     pytest.skip('pyarrow is not installed')
   source = open_table(folder / name)
   assert source.classes == ('ant', 'bee', 'cow') and len(source) == 4
-  found = {
+  actual = {
     (source.read(i).image, source.read(i).values['label']) for i in range(4)
   }
-  assert found == {
+  assert actual == {
     ((folder / f'images/{i}.png').read_bytes(), 'abc'.index(row[1][0]))
     for i, row in enumerate(ROWS[:4])
   }
@@ -96,8 +96,6 @@ def test_all_kinds_hold_the_same(folder, name):
   assert len(open_table(folder / name, 'val')) == 2  # of 'valid'
   assert len(open_table(folder / name, 'all')) == 6
   assert len(open_table(folder / name, 'train[:50%]')) == 2
-  again = open_table(folder / name)
-  assert again.fingerprint() == source.fingerprint()
 
 
 @pytest.mark.parametrize('name', ['all.csv', 'all.parquet'])
@@ -277,10 +275,10 @@ def test_a_multilabel_model_is_measured_on_some_of_its_classes(
 
   def read(name):
     with open(tmp_path / f'{name}_rows.csv') as file:
-      found = {x['file']: x for x in csv.DictReader(file)}
+      actual = {x['file']: x for x in csv.DictReader(file)}
     return {
       (file, key): round(float(x[key]), 4)
-      for file, x in found.items()
+      for file, x in actual.items()
       for name in ('ant', 'bee', 'cow')
       for key in (name, f'{name}_predicted')
     }
@@ -325,15 +323,15 @@ def test_tables_as_spreadsheets_write_them(
     image = stand_in.png(stand_in.pixels(ord(name), 8, 8))
     (tmp_path / f'{name}.png').write_bytes(image)
   config = tiny.config(data__name=f'table:{path}', data__tokenizer='words')
-  found = {}
+  actual = {}
   for split in ('train', 'val'):
     source = data.open_source(config, split)
     assert source.classes == ('cat', 'dog')
     for example in map(source.read, range(len(source))):
       name = os.path.basename(example.origin.partition(' (')[0])
       label = source.classes[example.values['label']]
-      found[name] = (split, label, example.values['text'][0])
-  assert found == {
+      actual[name] = (split, label, example.values['text'][0])
+  assert actual == {
     row[0]: ('val' if row[1] == 'valid' else row[1], *row[2:4])
     for row in CELLS[1:]
   }

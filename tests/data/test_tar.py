@@ -62,15 +62,15 @@ def test_samples_of_the_shards(shards):
     label = train.classes[example.values['label']]
     assert label == CLASSES[number % len(CLASSES)]
     assert example.values['text'] == [f'caption {number}']
-    wanted = stand_in.png(stand_in.pixels(number, 20 + number, 24))
-    assert example.image == wanted
+    expected = stand_in.png(stand_in.pixels(number, 20 + number, 24))
+    assert example.image == expected
   assert len({train.id(i) for i in range(12)}) == 12
 
 
 def test_keys_of_json_are_columns(shards):
-  found = open_shards(shards, text=('alt',), numbers=('width',)).read(0).values
-  width = int(found['numbers'][0])
-  assert found['text'] == [f'a {width}', f'b {width}']
+  actual = open_shards(shards, text=('alt',), numbers=('width',)).read(0).values
+  width = int(actual['numbers'][0])
+  assert actual['text'] == [f'a {width}', f'b {width}']
 
 
 def test_files_of_text_are_columns(tmp_path):
@@ -83,12 +83,12 @@ def test_files_of_text_are_columns(tmp_path):
     'caption': b'x',
   }
   stand_in.write_shard(tmp_path / 'a.tar', {'1': files})
-  found = open_shards(tmp_path / 'a.tar', label='class', text=('caption',))
-  assert found.classes == ('cat',)
-  assert found.read(0).values['text'] == ['x']
-  found = open_shards(tmp_path / 'a.tar', labels='tags', numbers=('age',))
-  assert found.features['labels'] == target_kinds.MultiLabel(('a', 'b'))
-  assert found.read(0).values['numbers'] == [3.0]
+  actual = open_shards(tmp_path / 'a.tar', label='class', text=('caption',))
+  assert actual.classes == ('cat',)
+  assert actual.read(0).values['text'] == ['x']
+  actual = open_shards(tmp_path / 'a.tar', labels='tags', numbers=('age',))
+  assert actual.features['labels'] == target_kinds.MultiLabel(('a', 'b'))
+  assert actual.read(0).values['numbers'] == [3.0]
 
 
 PHOTO, MASK = (stand_in.png(stand_in.pixels(i, 8, 8)) for i in range(2))
@@ -261,8 +261,11 @@ def test_files_that_are_of_no_sample_are_left_out(tmp_path):
   stand_in.write_shard(tmp_path / 'a.tar', samples)
   with tarfile.open(tmp_path / 'a.tar', 'a') as archive:
     archive.addfile(tarfile.TarInfo('README'))
-  found = open_shards(tmp_path / 'a.tar')
-  assert {found.id(i) for i in range(len(found))} == {'a.tar/d/1', 'a.tar/d/2'}
+  actual = open_shards(tmp_path / 'a.tar')
+  assert {actual.id(i) for i in range(len(actual))} == {
+    'a.tar/d/1',
+    'a.tar/d/2',
+  }
 
 
 def test_a_split_is_no_column(shards):
@@ -308,8 +311,8 @@ def test_classes_and_texts_are_those_of_the_index(tmp_path):
   again = open_shards(shard)
   assert again.classes == first.classes == ('3', '4')
   assert again.fingerprint() == first.fingerprint()
-  found = sorted(again.captions(i)[0] for i in range(2))
-  assert found == ['one', long.strip()]
+  actual = sorted(again.captions(i)[0] for i in range(2))
+  assert actual == ['one', long.strip()]
 
 
 @pytest.mark.parametrize(

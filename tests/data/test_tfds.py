@@ -3,7 +3,6 @@ import os
 import pathlib
 
 import case_files
-import cloudpickle
 import commands
 import numpy as np
 import pytest
@@ -50,23 +49,8 @@ def test_reads_what_was_prepared(data_dir):
   jpegs = [e for e in examples if e.image[:2] == b'\xff\xd8']
   assert {e.values['label'] for e in jpegs} == {2}
   assert examples[4].origin == 'stand_in/1.0.0, example 4 of train'
-
-
-def test_slices(data_dir):
-  both = open_tfds('stand_in', data_dir, 'test[50%:]+train[:3]')
-  assert [both.read(i).index for i in range(len(both))] == [2, 3, 4, 5, 6]
-  whole = open_tfds('stand_in', data_dir, 'train')
-  assert both.read(2).image == whole.read(0).image
-  assert both.fingerprint() != whole.fingerprint()
-  assert open_tfds('stand_in:1.0.0', data_dir).fingerprint() == (
-    whole.fingerprint()
-  )
-
-
-def test_workers_get_a_copy(data_dir):
-  source = open_tfds('stand_in', data_dir)
-  copy = cloudpickle.loads(cloudpickle.dumps(source))
-  assert copy.read(5) == source.read(5)
+  of_version = open_tfds('stand_in:1.0.0', data_dir)
+  assert of_version.fingerprint() == source.fingerprint()
 
 
 SCRIPT = """
@@ -184,8 +168,8 @@ def test_captions_of_coco(tmp_path):
   config.train.batch_size = 4
   source = data.open_source(config, 'train')
   assert set(source.features) == {'image', 'text'}
-  found = [source.captions(i) for i in range(4)]
-  assert sorted(map(list, found)) == sorted(texts)
+  actual = [source.captions(i) for i in range(4)]
+  assert sorted(map(list, actual)) == sorted(texts)
 
   def drawn():
     batches = data.train_batches(source, config, start_step=0, num_steps=9)

@@ -80,12 +80,12 @@ def test_clip_splits_digits_and_endings(merges):
 
 def test_pieces_of_siglip(pieces):
   tokenizer = tokenizers.SentencePiece(pieces, 24)
-  found = tokenizer(['The Cat!', 'the cat', 'the cat ' * 9])
-  np.testing.assert_array_equal(found[0], found[1])
-  assert (found[:, -1] == 1).all()
+  actual = tokenizer(['The Cat!', 'the cat', 'the cat ' * 9])
+  np.testing.assert_array_equal(actual[0], actual[1])
+  assert (actual[:, -1] == 1).all()
   captions = tokenizers.SentencePiece(pieces, 24, canonical=False)
-  found = captions(['the cat!', 'the cat'])
-  assert (found[0] != found[1]).any()
+  actual = captions(['the cat!', 'the cat'])
+  assert (actual[0] != actual[1]).any()
   assert captions.vocabulary == 24
 
 

@@ -129,8 +129,8 @@ def test_a_piece_may_be_a_line_separator(tmp_path):
   path = tmp_path / 'vocab.txt'
   pieces = ['[PAD]', '[UNK]', '[CLS]', '\u2028', '\x85', 'cat']
   path.write_bytes('\r\n'.join(pieces).encode() + b'\r\n')
-  made = tokenizers.make(f'wordpiece:{path}')
-  assert made.encode('cat') == [2, 5] and made.vocabulary == 6
+  tokenizer = tokenizers.make(f'wordpiece:{path}')
+  assert tokenizer.encode('cat') == [2, 5] and tokenizer.vocabulary == 6
 
 
 def test_a_damaged_file_is_named(tmp_path):

@@ -49,17 +49,17 @@ def test_clusters_are_told_apart_by_one_example():
   train, labels = clusters.make(60, num_classes=3)
   test, expected = clusters.make(30, num_classes=3, seed=1)
   parts = []
-  found = few_shot.accuracies(
+  actual = few_shot.accuracies(
     train, labels, test, expected, (1, 5), after_block=lambda: parts.append(1)
   )
-  assert found == {1: [1.0] * 5, 5: [1.0] * 5} and len(parts) == 10
+  assert actual == {1: [1.0] * 5, 5: [1.0] * 5} and len(parts) == 10
 
 
 def test_more_shots_know_more():
-  found = few_shot.accuracies(*clusters.digits(), (1, 5, 25))
-  means = [np.mean(x) for x in found.values()]
+  actual = few_shot.accuracies(*clusters.digits(), (1, 5, 25))
+  means = [np.mean(x) for x in actual.values()]
   assert 0.3 < means[0] < means[1] < means[2] < 0.95
-  assert len(set(found[1])) == 5  # each draw has others
+  assert len(set(actual[1])) == 5  # each draw has others
 
 
 def test_the_order_of_examples_does_not_matter():

@@ -11,8 +11,8 @@ from vit_jax.evaluation import knn
 def test_clusters_are_told_apart():
   train, labels = clusters.make(40, num_classes=3)
   test, expected = clusters.make(30, num_classes=3, seed=1)
-  found = knn.predict(train, labels, test, k=5)
-  np.testing.assert_array_equal(found, expected)
+  actual = knn.predict(train, labels, test, k=5)
+  np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize('blocks', [None, (150, 64)])
@@ -23,24 +23,24 @@ def test_equals_scikit_learn(blocks, monkeypatch):
     monkeypatch.setattr(knn, '_TRAIN', blocks[0])
     monkeypatch.setattr(knn, '_TEST', blocks[1])
   for k, temperature in ((1, 0.07), (20, 0.07), (200, 1.0)):
-    theirs = sklearn_neighbors.KNeighborsClassifier(
+    expected = sklearn_neighbors.KNeighborsClassifier(
       k,
       metric='cosine',
       weights=lambda distance, t=temperature: np.exp((1 - distance) / t),
     ).fit(train, labels)
-    found = knn.predict(train, labels, test, k, temperature)
-    np.testing.assert_array_equal(found, theirs.predict(test))
+    actual = knn.predict(train, labels, test, k, temperature)
+    np.testing.assert_array_equal(actual, expected.predict(test))
 
 
 def test_nearest_are_all_that_are_near(monkeypatch):
   train, _, test, _ = clusters.digits()
   monkeypatch.setattr(knn, '_TRAIN', 100)  # fewer than are looked for
   parts = []
-  found, places = knn.nearest(train, test[:50], 120, lambda: parts.append(1))
+  actual, places = knn.nearest(train, test[:50], 120, lambda: parts.append(1))
   assert len(parts) == 12
   a, b = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (train, test))
   expected = -np.sort(-(b[:50] @ a.T), axis=1)[:, :120]
-  np.testing.assert_allclose(found, expected, atol=1e-5)
+  np.testing.assert_allclose(actual, expected, atol=1e-5)
   ours = np.take_along_axis(b[:50] @ a.T, places, axis=1)
   np.testing.assert_allclose(ours, expected, atol=1e-5)
   assert all(len(set(row)) == 120 for row in places.tolist())

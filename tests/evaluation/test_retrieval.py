@@ -11,7 +11,7 @@ from vit_jax.evaluation import base
 from vit_jax.evaluation import retrieval
 
 WORDS = ('red', 'green', 'blue', 'warm', 'cold')
-OWN = (('red', 'warm'), ('green',), ('blue', 'cold', 'green cold'))
+CAPTIONS = (('red', 'warm'), ('green',), ('blue', 'cold', 'green cold'))
 
 
 class Captioned(data_base.Source):
@@ -24,19 +24,19 @@ class Captioned(data_base.Source):
     }
 
   def __len__(self):
-    return len(OWN)
+    return len(CAPTIONS)
 
   def read(self, position):
     raise NotImplementedError  # the context has the embeddings
 
   def captions(self, position):
-    return OWN[position]
+    return CAPTIONS[position]
 
   def fingerprint(self):
     return ''
 
 
-class Known(base.Context):
+class StoredContext(base.Context):
   """Embeds images and tokens by tables; a batch of two, and a padded one."""
 
   def __init__(self, source, images, by_tokens):
@@ -80,7 +80,7 @@ def test_all_captions_of_an_image_count():
   """Random embeddings, against the definition."""
   source = Captioned()
   text = source.features['text']
-  captions = [x for each in OWN for x in each]
+  captions = [x for each in CAPTIONS for x in each]
   tokens = text.encode_all(captions, 'here')
   rng = np.random.default_rng(0)
   images, texts = rng.normal(size=(3, 5)), rng.normal(size=(len(captions), 5))
@@ -88,7 +88,7 @@ def test_all_captions_of_an_image_count():
   spec = config_lib.evaluation('test', kind='retrieval')
   evaluator = retrieval.Retrieval(spec)
   evaluator.check_sources(source, None)
-  actual = evaluator.run(Known(source, images, by_tokens))
-  image_of_text = np.repeat([0, 1, 2], [len(x) for x in OWN])
+  actual = evaluator.run(StoredContext(source, images, by_tokens))
+  image_of_text = np.repeat([0, 1, 2], [len(x) for x in CAPTIONS])
   expected = recalls(images @ texts.T, image_of_text)
   assert actual == pytest.approx(expected | {'examples': 3.0})

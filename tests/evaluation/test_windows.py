@@ -8,7 +8,7 @@ from vit_jax.evaluation import windows
 from vit_jax.models import maps
 
 
-def same(x):
+def identity(x):
   """A model whose logits are its input."""
   return x
 
@@ -29,7 +29,7 @@ def test_a_model_of_single_places_does_not_see_the_windows(
 ):
   images = np.random.default_rng(0).normal(size=(2, *size, 3))
   actual = windows.slide(
-    same,
+    identity,
     images.astype(np.float32),
     window,
     windows.strides(window, overlap),

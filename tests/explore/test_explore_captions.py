@@ -27,7 +27,7 @@ OF_IMAGES = (
 )
 
 
-def subject_of(vit, truths=('',) * 4):
+def make_subject(vit, truths=('',) * 4):
   inputs = planted.images(len(NAMES))
   sources = list(np.zeros((len(NAMES), 8, 16, 3), np.uint8))
   images = examples_lib.Images(NAMES, truths, inputs, sources, len(NAMES))
@@ -43,7 +43,7 @@ def pixels(folder, name):
 
 @pytest.mark.slow
 def test_they_have_one_form_in_all_pictures(tmp_path):
-  subject = subject_of(planted.loaded(planted.tiny()), tuple('eeab'))
+  subject = make_subject(planted.loaded(planted.tiny()), tuple('eeab'))
   best = subject.probabilities.max(axis=1)
   order = subject.probabilities.argmax(axis=1)
   lines = [f'{"abcde"[i]}, {p:.0%}' for i, p in zip(order, best, strict=True)]
@@ -59,7 +59,7 @@ def test_they_have_one_form_in_all_pictures(tmp_path):
 
 @pytest.mark.slow
 def test_columns_and_scales_are_named(tmp_path):
-  subject = subject_of(planted.loaded(planted.tiny()))
+  subject = make_subject(planted.loaded(planted.tiny()))
   names = ('attention', 'query', 'norms', 'similarity', 'positions', 'rollout')
   _, _, numbers = kinds.draw(subject, names, tmp_path, lambda _: None)
   for file, texts in {
@@ -82,7 +82,7 @@ def test_columns_and_scales_are_named(tmp_path):
 @pytest.mark.slow
 def test_equal_attention_has_equal_colours(tmp_path):
   """One scale holds for all heads, layers and images of the pictures."""
-  subject = subject_of(planted.loaded(planted.tiny()))
+  subject = make_subject(planted.loaded(planted.tiny()))
   _, _, numbers = kinds.draw(subject, ['attention'], tmp_path, lambda _: None)
   high = numbers['attention']['last_colour']
   values = subject.captured.maps * 9  # of 9 tokens
@@ -100,10 +100,10 @@ def test_equal_attention_has_equal_colours(tmp_path):
 
 def test_what_is_not_known_is_left_out():
   vit = planted.loaded(planted.tiny(num_classes=0))
-  assert subject_of(vit).captions == NAMES
+  assert make_subject(vit).captions == NAMES
   vit = planted.loaded(planted.tiny())
   vit.params['head']['bias'][0] = np.nan
-  assert subject_of(vit).captions == NAMES
+  assert make_subject(vit).captions == NAMES
   assert subject_lib.caption('a.png', label='cat') == 'a.png\nlabel cat'
   text = subject_lib.caption('a.png', 'dog', 0.934, 'cat')
   assert subject_lib.one_line(text) == 'a.png – dog, 93% – label cat'

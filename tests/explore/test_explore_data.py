@@ -186,7 +186,7 @@ def test_config_is_needed(run):
 
 
 @pytest.mark.parametrize(
-  'args, status, shown',
+  'args, status, text',
   [
     (['date'], 1, "error: 'date' is no verb: choose one of pictures"),
     (['date', '--x=1'], 1, "error: 'date' is no verb"),
@@ -195,10 +195,10 @@ def test_config_is_needed(run):
     (['data', '--count=0'], 1, 'error: '),
   ],
 )
-def test_verbs(monkeypatch, capsys, args, status, shown):
+def test_verbs(monkeypatch, capsys, args, status, text):
   monkeypatch.setattr(sys, 'argv', ['explore', *args])
   with pytest.raises(SystemExit) as e:
     explore.run()
   assert e.value.code == status
   out, err = capsys.readouterr()
-  assert shown in (err if status else out) and not (out if status else err)
+  assert text in (err if status else out) and not (out if status else err)

@@ -8,11 +8,11 @@ from vit_jax.evaluation import knn
 from vit_jax.weights import features
 
 
-def clusters(each=4, count=3, noise=0.01):
+def clusters(size=4, count=3, noise=0.01):
   """Returns vectors near `count` directions of any length, and which."""
   random = np.random.default_rng(0)
-  number = np.tile(np.arange(count), each)
-  x = np.eye(count, 8)[number] + random.normal(0, noise, (each * count, 8))
+  number = np.tile(np.arange(count), size)
+  x = np.eye(count, 8)[number] + random.normal(0, noise, (size * count, 8))
   x *= random.uniform(0.1, 10, (len(x), 1))
   return x.astype(np.float32), number
 

@@ -46,7 +46,7 @@ def digits(vit, count=3):
   return vit.preprocess(list(pixels.astype(np.uint8)))
 
 
-def columns_of(path):
+def drawn_columns(path):
   """Returns the images, and what the objective shows of them, by name."""
   vit = vit_jax.load(path)
   kinds = vit.preprocess.features.items()
@@ -70,7 +70,7 @@ def patches(images):
   return embedding.patches(np.asarray(images), (2, 2))
 
 
-def of_mae(objective, params, extra, images, actual):
+def check_mae(objective, params, extra, images, actual):
   mask = np.asarray(actual['masked'].hidden)
   assert (mask.sum(axis=1) == 12).all()  # of 16 patches
   drawn, originals = patches(actual['reconstruction'].images), patches(images)
@@ -84,7 +84,7 @@ def of_mae(objective, params, extra, images, actual):
   np.testing.assert_allclose(drawn[mask], predicted[mask], atol=1e-5)
 
 
-def of_beit(objective, params, extra, images, actual):
+def check_beit(objective, params, extra, images, actual):
   mask = np.asarray(actual['masked'].hidden)
   codes = np.asarray(extra['tokenizer']['codes'])
   assert 2 <= mask.sum(axis=1).min() <= mask.sum(axis=1).max() <= 6
@@ -97,7 +97,7 @@ def of_beit(objective, params, extra, images, actual):
   assert {x.tobytes() for x in predicted[mask]} <= kinds
 
 
-def of_dinov2(objective, params, extra, images, actual):
+def check_dinov2(objective, params, extra, images, actual):
   masks = np.asarray(objective.draw_masks(rng()))
   assert masks.any() and not masks.all()
   for i, name in enumerate(('first crop', 'second crop')):
@@ -105,7 +105,7 @@ def of_dinov2(objective, params, extra, images, actual):
     np.testing.assert_array_equal(actual[name].images, images)
 
 
-def of_tokenizer(objective, params, extra, images, actual):
+def check_tokenizer(objective, params, extra, images, actual):
   error = objective.outputs(params, {'image': images})['loss']
   drawn = actual['from tokens'].images
   mean = ((drawn - images) ** 2).mean(axis=(1, 2, 3))
@@ -113,17 +113,17 @@ def of_tokenizer(objective, params, extra, images, actual):
 
 
 CHECKS = {
-  'mae': of_mae,
-  'beit': of_beit,
-  'dinov2': of_dinov2,
-  'tokenizer': of_tokenizer,
+  'mae': check_mae,
+  'beit': check_beit,
+  'dinov2': check_dinov2,
+  'tokenizer': check_tokenizer,
 }
 
 
 @pytest.mark.slow
 def test_what_a_method_shows(finished):
   method, path = finished
-  objective, params, extra, images, actual = columns_of(path)
+  objective, params, extra, images, actual = drawn_columns(path)
   assert objective.pictures_caption.endswith('.')
   np.testing.assert_array_equal(actual['original'].images, images)
   for column in actual.values():
@@ -176,8 +176,8 @@ def test_beit_of_a_trained_tokenizer(method_run, tmp_path):
     optim__warmup='0 steps',
   )
   assert loop.run(config, str(tmp_path)).status == 0
-  _, _, _, images, actual = columns_of(tmp_path)
-  its = columns_of(tokenizer)
+  _, _, _, images, actual = drawn_columns(tmp_path)
+  its = drawn_columns(tokenizer)
   # Both see the same pixels, and so draw the same, each in its own scale.
   pixels = images * 0.3 + 0.1
   stored = vit_jax.load(tokenizer).preprocess

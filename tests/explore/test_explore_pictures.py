@@ -44,7 +44,7 @@ OF_METHODS = {'objective', 'samples', 'completions', 'overlays', 'errors'}
 HYBRID = {'patches': 'hybrid(width=32)', 'patch_size': (1, 2)}
 
 
-def subject_of(vit, count=5, **overrides):
+def make_subject(vit, count=5, **overrides):
   inputs = planted.images(count)
   names = tuple(f'{i}.png' for i in range(count))
   sources = list(np.zeros((count, 8, 16, 3), np.uint8))
@@ -62,11 +62,11 @@ def subject_of(vit, count=5, **overrides):
 
 
 def draw(subject, folder, names=tuple(kinds.KINDS)):
-  shown = kinds.draw(subject, names, folder, lambda _: None)
-  sections = {section.name: section for section in shown.sections}
-  reasons = {one.name: one.reason for one in shown.missing}
+  contents = kinds.draw(subject, names, folder, lambda _: None)
+  sections = {section.name: section for section in contents.sections}
+  reasons = {kind.name: kind.reason for kind in contents.missing}
   assert sections.keys() | reasons.keys() == set(names)
-  return sections, reasons, shown.numbers
+  return sections, reasons, contents.numbers
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ def test_what_each_model_can_show(model, missing, tmp_path):
   vit = planted.loaded(model.clone(scan=False) if _scans(model) else model)
   if _scans(model):
     vit = planted.scanned(vit)
-  sections, reasons, numbers = draw(subject_of(vit, 4), tmp_path)
+  sections, reasons, numbers = draw(make_subject(vit, 4), tmp_path)
   assert set(reasons) == missing | LABELLED | OF_METHODS
   for name in LABELLED:
     assert '--data' in reasons[name]
@@ -103,7 +103,7 @@ def _scans(model):
 
 def test_one_pass_shows_what_the_functions_say(tmp_path, monkeypatch):
   vit = planted.loaded(planted.tiny())
-  subject = subject_of(vit)
+  subject = make_subject(vit)
   passes = []
   reduced = features.reduced
 
@@ -146,15 +146,15 @@ def test_what_is_kept_of_tokens(tmp_path, monkeypatch):
   """Where all are too many, CKA takes a pass of its own."""
   vit = planted.loaded(planted.tiny())
   names = ('cka', 'pca')
-  _, _, expected = draw(subject_of(vit), tmp_path, names)
+  _, _, expected = draw(make_subject(vit), tmp_path, names)
   monkeypatch.setattr(subject_lib, '_MOST_BYTES', 0)
-  subject = subject_of(vit, layers=(0, 2))
+  subject = make_subject(vit, layers=(0, 2))
   _, _, actual = draw(subject, tmp_path, names)
   assert subject.captured.layers == (0, 2)
   np.testing.assert_allclose(
     actual['cka']['layers'], expected['cka']['layers'], atol=1e-4
   )
-  _, reasons, _ = draw(subject_of(vit, 3), tmp_path, names)
+  _, reasons, _ = draw(make_subject(vit, 3), tmp_path, names)
   assert 'at least 4' in reasons['cka']
 
 
@@ -163,12 +163,12 @@ def test_a_model_that_diverged(tmp_path):
   vit.params['head']['bias'][0] = np.nan
   vit.params['norm']['bias'][0] = np.nan
   names = 'patches', 'rollout', 'predictions', 'foreground', 'neighbors'
-  sections, reasons, _ = draw(subject_of(vit), tmp_path, names)
+  sections, reasons, _ = draw(make_subject(vit), tmp_path, names)
   assert set(sections) == {'patches'}
   assert all('not finite' in reason for reason in reasons.values())
   vit = planted.loaded(planted.tiny_bit())
   vit.params['head']['bias'][0] = np.nan
-  _, reasons, _ = draw(subject_of(vit), tmp_path, ('predictions',))
+  _, reasons, _ = draw(make_subject(vit), tmp_path, ('predictions',))
   assert 'not finite' in reasons['predictions']
 
 
@@ -201,7 +201,9 @@ def test_names_of_examples_are_paths_below_their_folder(tmp_path):
 
 def test_chosen_classes_layers_and_size(tmp_path):
   vit = planted.finder()
-  subject = subject_of(vit, classes=(1, 0), layers=(1,), position_size=(16, 16))
+  subject = make_subject(
+    vit, classes=(1, 0), layers=(1,), position_size=(16, 16)
+  )
   sections, reasons, numbers = draw(
     subject, tmp_path, ('relevance', 'attention', 'positions', 'pca')
   )
@@ -209,7 +211,7 @@ def test_chosen_classes_layers_and_size(tmp_path):
   assert subject.options.some_layers == (1,)
   assert len(sections['attention'].pictures) == 5
   assert 'no position' in reasons['positions']
-  learned = subject_of(planted.loaded(planted.tiny()), position_size=(16, 16))
+  learned = make_subject(planted.loaded(planted.tiny()), position_size=(16, 16))
   sections, _, _ = draw(learned, tmp_path, ('positions',))
   labels = [picture.label for picture in sections['positions'].pictures]
   assert labels == [
@@ -221,7 +223,7 @@ def test_chosen_classes_layers_and_size(tmp_path):
 def test_captions_are_true(tmp_path):
   def caption(kind, **fields):
     vit = planted.loaded(planted.tiny(**fields))
-    return draw(subject_of(vit), tmp_path, (kind,))[0][kind].caption
+    return draw(make_subject(vit), tmp_path, (kind,))[0][kind].caption
 
   assert 'have been resized' in caption('positions')
   fixed = caption('positions', positions='sincos2d')
@@ -283,14 +285,14 @@ def test_a_run_on_its_data(digits_run, tmp_path, capsys):
   wrong = 60 - counts.trace()
   assert len(numbers['mistakes']['mistakes']) == min(wrong, 24)
   vit = vit_jax.load(digits_run)
-  shown = numbers['predictions']
-  names = shown['images']
+  predictions = numbers['predictions']
+  names = predictions['images']
   assert len(names) == 4 and all(name.startswith('example ') for name in names)
-  assert set(shown['labels']) <= set(vit.classes)
+  assert set(predictions['labels']) <= set(vit.classes)
   assert page.count('count the whole split from 0') >= 3
-  for row in shown['probabilities']:
+  for row in predictions['probabilities']:
     assert len(row) == 5 and sum(row) <= 1 + 1e-5
-  assert all(set(row) <= set(vit.classes) for row in shown['classes'])
+  assert all(set(row) <= set(vit.classes) for row in predictions['classes'])
 
 
 def test_images_of_files(digits_run, tmp_path, capsys):
@@ -389,7 +391,7 @@ def test_a_folder_that_cannot_be_written(digits_run, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  'args, status, shown',
+  'args, status, text',
   [
     ([], 1, 'error: --from is missing'),
     (['--only=rollout'], 1, 'error: --from is missing'),
@@ -399,7 +401,7 @@ def test_a_folder_that_cannot_be_written(digits_run, tmp_path, monkeypatch):
     (['--help'], 0, 'pictures   a report on a model'),
   ],
 )
-def test_pictures_are_the_default(monkeypatch, capsys, args, status, shown):
+def test_pictures_are_the_default(monkeypatch, capsys, args, status, text):
   for name in pictures.FLAGS:  # what an earlier call has set
     pictures.FLAGS[name].unparse()
   # It would change the environment of the tests that follow.
@@ -410,4 +412,4 @@ def test_pictures_are_the_default(monkeypatch, capsys, args, status, shown):
     explore_main.run()
   assert e.value.code == status
   out, err = capsys.readouterr()
-  assert shown in (err if status else out)
+  assert text in (err if status else out)

@@ -81,9 +81,9 @@ def raw(page, *lines):
 
 
 def test_models_are_described(page):
-  found = requests.get(f'{page}api/models').json()
-  assert found['most_bytes'] == uploads.MOST_BYTES
-  vit, mixer = found['models']
+  actual = requests.get(f'{page}api/models').json()
+  assert actual['most_bytes'] == uploads.MOST_BYTES
+  vit, mixer = actual['models']
   assert vit == vit | {
     'name': 'ViT-Ti/4',
     'heads': 2,
@@ -105,13 +105,13 @@ def test_an_upload_is_answered(page, viewers):
 
 def test_images_of_the_data_of_a_run(digits_run, viewers, tmp_path):
   """They are files that the page takes; of data elsewhere there are none."""
-  found = samples_lib.read(weights.load(digits_run))
-  assert len(found) == 12 and len({x.file for x in found}) == 12
-  with page_server.serving(viewers, samples=found) as page:
+  actual = samples_lib.read(weights.load(digits_run))
+  assert len(actual) == 12 and len({x.file for x in actual}) == 12
+  with page_server.serving(viewers, samples=actual) as page:
     names = requests.get(f'{page}api/models').json()['samples']
-    assert names == [x.name for x in found]
+    assert names == [x.name for x in actual]
     answer = requests.get(f'{page}api/samples/11')
-    assert answer.content == found[11].file
+    assert answer.content == actual[11].file
     assert look(page, answer.content).status_code == 200
     assert requests.get(f'{page}api/samples/12').status_code == 404
   loaded = weights.load(digits_run)
@@ -155,7 +155,7 @@ def test_who_left_is_not_waited_on(page, viewers):
   assert viewer.calls == calls + 2
 
 
-def png_of(width, height):
+def encode_png(width, height):
   """Returns a PNG that says it is of a size, and holds next to nothing."""
 
   def chunk(name, content):
@@ -171,21 +171,21 @@ def png_of(width, height):
   )
 
 
-def jpeg_of(width, height):
+def encode_jpeg(width, height):
   """Returns a JPEG whose header says that it is of a size."""
   jpeg = bytearray(page_server.picture(ending='.jpg'))
   struct.pack_into('>HH', jpeg, jpeg.index(b'\xff\xc0') + 5, height, width)
   return bytes(jpeg)
 
 
-def gif_of(width, height):
+def encode_gif(width, height):
   """Returns a GIF whose header says that it is of a size."""
   gif = bytearray(page_server.picture(ending='.gif'))
   struct.pack_into('<HH', gif, 6, width, height)
   return bytes(gif)
 
 
-def webp_of(width, height):
+def encode_webp(width, height):
   sizes = struct.pack('<I', width - 1)[:3] + struct.pack('<I', height - 1)[:3]
   return b'RIFF\x16\0\0\0WEBPVP8X\x0a\0\0\0' + b'\0\0\0\0' + sizes
 
@@ -202,12 +202,15 @@ def webp_of(width, height):
     (PICTURE[:-20], 'it is damaged'),
     (page_server.picture(ending='.jpg')[:-200], 'it is damaged'),
     (page_server.picture(ending='.gif')[:-200], 'it is damaged'),
-    (gif_of(2, 2), 'lies outside of it'),
-    (png_of(0, 5), 'no image'),
-    (png_of(60_000, 50_000), '60000 x 50000 pixels, and at most 67 million'),
-    (jpeg_of(60_000, 50_000), '60000 x 50000 pixels, and at most'),
-    (webp_of(60_000, 50_000), '60000 x 50000 pixels, and at most'),
-    (gif_of(60_000, 50_000), '60000 x 50000 pixels, and at most'),
+    (encode_gif(2, 2), 'lies outside of it'),
+    (encode_png(0, 5), 'no image'),
+    (
+      encode_png(60_000, 50_000),
+      '60000 x 50000 pixels, and at most 67 million',
+    ),
+    (encode_jpeg(60_000, 50_000), '60000 x 50000 pixels, and at most'),
+    (encode_webp(60_000, 50_000), '60000 x 50000 pixels, and at most'),
+    (encode_gif(60_000, 50_000), '60000 x 50000 pixels, and at most'),
     (page_server.picture((2, 150)), 'at most 64 times the other'),
   ],
   ids=[

@@ -107,10 +107,10 @@ def session(content):
   )
 
 
-def assert_close(found, expected, tolerance=1e-4):
-  assert found.shape == expected.shape
+def assert_close(actual, expected, tolerance=1e-4):
+  assert actual.shape == expected.shape
   scale = np.abs(expected).max()
-  np.testing.assert_allclose(found / scale, expected / scale, atol=tolerance)
+  np.testing.assert_allclose(actual / scale, expected / scale, atol=tolerance)
 
 
 CASES = [(name, False) for name in MODELS]
@@ -145,8 +145,8 @@ def test_onnx(name, scan):
   assert inputs.shape == ['batch', 16, 32, 3]
   for count in (1, 4):
     images = random_images(model, count)
-    (found,) = reader.run(None, {'images': images})
-    assert_close(found, logits(model, images))
+    (actual,) = reader.run(None, {'images': images})
+    assert_close(actual, logits(model, images))
 
 
 @pytest.mark.parametrize('form', FORMATS)
@@ -158,12 +158,12 @@ def test_a_batch_of_one_size(form, tmp_path):
   if form == 'onnx':
     reader = session(path.read_bytes())
     assert reader.get_inputs()[0].shape[0] == 2
-    (found,) = reader.run(None, {'images': images[:2]})
+    (actual,) = reader.run(None, {'images': images[:2]})
   else:
     exported = jax_export.deserialize(bytearray(path.read_bytes()))
     assert exported.in_avals[0].shape[0] == 2
-    found = np.asarray(exported.call(images[:2]))
-  assert_close(found, expected)
+    actual = np.asarray(exported.call(images[:2]))
+  assert_close(actual, expected)
 
 
 def facts(path, form):
@@ -234,8 +234,8 @@ def test_half_precision(form, tmp_path):
   if form == 'onnx':
     (note,) = notes
     assert note.startswith('bfloat16, since') and 'in float32' in note
-    (found,) = session(path.read_bytes()).run(None, {'images': images})
-    assert_close(found, logits(model, images))
+    (actual,) = session(path.read_bytes()).run(None, {'images': images})
+    assert_close(actual, logits(model, images))
   else:
     assert notes == []
     exported = jax_export.deserialize(path.read_bytes())

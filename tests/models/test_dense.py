@@ -22,7 +22,7 @@ from vit_jax.weights.formats import dense
 from vit_jax.weights.formats import tables
 
 
-def trunk_of(**fields):
+def make_trunk(**fields):
   sizes = {'hidden_size': 8, 'mlp_dim': 16, 'num_heads': 2, 'depth': 3}
   plain = {'num_classes': 0, 'pool': 'mean', 'patch_size': (2, 2)}
   return models.create(vit.ViT, plain | sizes | fields)
@@ -113,7 +113,7 @@ def test_unetr_there_and_back():
   logits = apply({'params': params}, volume, [tokens] * 3, tokens)
   assert logits.shape == (1, 32, 16, 16, 3) and np.isfinite(logits).all()
   check_there_and_back(dense.UNETR, params)
-  trunk = trunk_of(
+  trunk = make_trunk(
     patch_size=(16, 16, 16), attention='attention(qkv_bias=False)'
   )
   check_there_and_back(dense.UNETR_TRUNK, fresh(trunk, volume))
@@ -135,7 +135,7 @@ def test_trans2seg_there_and_back():
 
 def test_levels_are_the_tokens_of_all_layers():
   images = jax.random.normal(jax.random.key(0), (2, 4, 6, 3))
-  unrolled, scanned = trunk_of(), trunk_of(scan=True)
+  unrolled, scanned = make_trunk(), make_trunk(scan=True)
   # Small ones, so that tokens do not grow from layer to layer.
   params = jax.tree.map(lambda x: x / 8, fresh(unrolled, images))
   actual = {}
@@ -158,7 +158,7 @@ def test_levels_are_the_tokens_of_all_layers():
 def test_a_volume_is_like_an_image_of_depth_one():
   """Patches of one place along the first axis equal an image's."""
   images = jax.random.normal(jax.random.key(0), (2, 4, 6, 3))
-  flat, deep = trunk_of(), trunk_of(patch_size=(1, 2, 2))
+  flat, deep = make_trunk(), make_trunk(patch_size=(1, 2, 2))
   params = fresh(flat, images)
   kernel = params['patch_embedding']['kernel'][None]
   deep_params = params | {
@@ -174,13 +174,13 @@ def test_a_volume_is_like_an_image_of_depth_one():
 def test_volumes_have_no_fixed_positions():
   volume = jnp.ones((1, 4, 4, 4, 1))
   for fields in ({'positions': 'sincos2d'}, {'positions': 'learned + rope'}):
-    model = trunk_of(patch_size=(2, 2, 2), **fields)
+    model = make_trunk(patch_size=(2, 2, 2), **fields)
     with pytest.raises(ValueError, match='is of volumes'):
       jax.eval_shape(model.init, jax.random.key(0), volume)
 
 
 def test_a_size_that_patches_do_not_divide():
-  model = trunk_of(patch_size=(2, 2, 2))
+  model = make_trunk(patch_size=(2, 2, 2))
   with pytest.raises(ValueError, match='4 x 5 x 4, is not a multiple of'):
     jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 4, 5, 4, 1)))
 

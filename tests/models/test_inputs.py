@@ -26,14 +26,14 @@ SIZE = 64
 
 
 @functools.cache
-def made(name):
+def make(name):
   """Returns a model and the shapes of its parameters for 64 x 64 pixels."""
   model = vit_jax.create_model(name.split()[0], num_classes=3, **MODELS[name])
   return model, models.abstract_params(model, (SIZE, SIZE, 3))
 
 
 def apply(name, shape, **kwargs):
-  model, params = made(name)
+  model, params = make(name)
   images = jax.ShapeDtypeStruct(shape, jnp.float32)
   return jax.eval_shape(
     lambda params, x: model.apply({'params': params}, x, **kwargs),
@@ -89,7 +89,7 @@ def test_positions_of_volumes_and_of_initial_parameters():
   with pytest.raises(ValueError, match=r'transpose.0, 2, 3, 4, 1'):
     call((1, 1, 16, 16, 16))
   with pytest.raises(ValueError, match='with channels first'):
-    models.abstract_params(made('ViT-Ti/16')[0], (3, SIZE, SIZE))
+    models.abstract_params(make('ViT-Ti/16')[0], (3, SIZE, SIZE))
 
 
 # A field of another library, and what is said of it.

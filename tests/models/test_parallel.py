@@ -9,7 +9,7 @@ import small_models
 from vit_jax.models import context as context_lib
 
 
-def seen(model, params):
+def shapes(model, params):
   """Returns what enters the layers, and what leaves the first one."""
   _, state = compiled.apply(
     model, {'params': params}, small_models.IMAGES, mutable=('intermediates',)
@@ -24,14 +24,14 @@ def test_an_mlp_beside_attention_is_one_sum():
   assert layer.keys() == {'norm1', 'attention', 'mlp', 'layer_scale1'}
   # Without its sum the layer returns what it is given.
   off = layer | {'layer_scale1': jnp.zeros_like(layer['layer_scale1'])}
-  x = seen(model, params | {'blocks_0': off})
+  x = shapes(model, params | {'blocks_0': off})
   y = model.norm.apply({'params': layer['norm1']}, x)
   context = context_lib.Context()
   attention, mlp = ({'params': layer[x]} for x in ('attention', 'mlp'))
   added = compiled.apply(block.attention, attention, y, context)
   added += compiled.apply(block.mlp, mlp, y, context)
   expected = x + added * layer['layer_scale1']
-  np.testing.assert_allclose(seen(model, params), expected, atol=1e-5)
+  np.testing.assert_allclose(shapes(model, params), expected, atol=1e-5)
 
 
 def test_equal_branches_are_one_that_counts_twice():

@@ -43,7 +43,7 @@ VALUES = {
   'head': 'linear',
   'num_classes': 3,
 }
-OWN = """
+OWN_PARTS = """
 from typing import Any
 from flax import linen as nn
 import jax.numpy as jnp
@@ -82,10 +82,10 @@ class Free(nn.Module):
 
 
 @pytest.fixture(scope='module')
-def own(tmp_path_factory):
+def own_parts(tmp_path_factory):
   """The file of a module of the user's."""
   path = tmp_path_factory.mktemp('own') / 'own_parts.py'
-  path.write_text(OWN)
+  path.write_text(OWN_PARTS)
   with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(path.parent))
     yield path
@@ -209,7 +209,7 @@ def test_a_description_has_what_differs_alone():
   )
 
 
-def test_own_classes(own):
+def test_own_classes(own_parts):
   part = build('attention', 'own_parts:Window(window=3, scale=2)')
   assert (part.num_heads, part.mlp_dim, part.window) == (4, 64, 3)
   assert isinstance(part.scale, float)
@@ -265,7 +265,7 @@ def test_own_classes(own):
     ('attention', 'own_parts:Strict(window=10)', 'ZeroDivisionError: too wid'),
   ],
 )  # fmt: skip
-def test_errors_are_one_line(kind, text, message_part, own):
+def test_errors_are_one_line(kind, text, message_part, own_parts):
   with pytest.raises(config_lib.UserError) as error:
     build(kind, text)
   message = str(error.value)
@@ -282,13 +282,14 @@ def test_errors_about_filled_options_name_the_key():
     build('mlp', 'mlp', norm='layernorm')
 
 
-def test_what_a_class_of_the_user_raises_names_its_line(own):
-  lines = own.read_text().splitlines()
+def test_what_a_class_of_the_user_raises_names_its_line(own_parts):
+  lines = own_parts.read_text().splitlines()
   with pytest.raises(config_lib.UserError) as error:
     build('attention', 'own_parts:Strict(window=10)')
   line = 1 + next(i for i, x in enumerate(lines) if 'too wide' in x)
   assert str(error.value).endswith(
-    f'own_parts:Strict raises ZeroDivisionError: too wide ({own}, line {line})'
+    'own_parts:Strict raises ZeroDivisionError: too wide'
+    f' ({own_parts}, line {line})'
   )
   for name, raised, text in [
     ('Window(window=7)', 'KeyError', "'no such window'"),
@@ -304,11 +305,11 @@ def test_what_a_class_of_the_user_raises_names_its_line(own):
     actual = mistakes.user_error(raw.value, model)
     line = 1 + next(i for i, x in enumerate(lines) if text in x)
     assert f'own_parts:{name.split("(")[0]} raises {raised}: ' in str(actual)
-    assert str(actual).endswith(f' ({own}, line {line})')
+    assert str(actual).endswith(f' ({own_parts}, line {line})')
     assert '\n' not in str(actual)
 
 
-def test_other_errors_are_not_the_users(own):
+def test_other_errors_are_not_the_users(own_parts):
   model = build('block', 'block')
   assert mistakes.user_error(ValueError('a'), model) is None
   model = build('block', 'block', attention='own_parts:Window')

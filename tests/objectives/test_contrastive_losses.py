@@ -18,7 +18,7 @@ def _pairs():
   return jnp.float32(x / np.linalg.norm(x, axis=-1, keepdims=True))
 
 
-def _both(images, texts, scale, bias, parts=1):
+def _both_losses(images, texts, scale, bias, parts=1):
   return jnp.stack(
     [
       losses.softmax_loss(images, texts, scale, parts),
@@ -30,10 +30,10 @@ def _both(images, texts, scale, bias, parts=1):
 def test_of_pairs_that_are_told_apart():
   """Orthogonal pairs: the softmax tells them apart at any large scale."""
   x = jnp.eye(8)
-  softmax, sigmoid = _both(x, x, 100.0, -50.0)
+  softmax, sigmoid = _both_losses(x, x, 100.0, -50.0)
   assert float(softmax) < 1e-6
   assert float(sigmoid) < 1e-6
-  softmax, sigmoid = _both(x, jnp.roll(x, 1, axis=0), 100.0, -50.0)
+  softmax, sigmoid = _both_losses(x, jnp.roll(x, 1, axis=0), 100.0, -50.0)
   np.testing.assert_allclose(softmax, 100.0, rtol=1e-5)
   np.testing.assert_allclose(sigmoid, 100.0, rtol=1e-5)
 
@@ -41,11 +41,13 @@ def test_of_pairs_that_are_told_apart():
 def test_parts_are_the_same_function():
   x = _pairs()
   args = (*x, jnp.float32(7.0), jnp.float32(-3.0))
-  grad = jax.jacrev(_both, argnums=(0, 1, 2, 3))
+  grad = jax.jacrev(_both_losses, argnums=(0, 1, 2, 3))
   expected, parts = grad(*args), grad(*args, 4)
   for first, second in zip(expected, parts, strict=True):
     np.testing.assert_allclose(first, second, atol=1e-6)
-  np.testing.assert_allclose(_both(*args), _both(*args, 2), rtol=1e-6)
+  np.testing.assert_allclose(
+    _both_losses(*args), _both_losses(*args, 2), rtol=1e-6
+  )
 
 
 def test_parts_need_less_memory():

@@ -102,21 +102,25 @@ def test_the_parameters_are_resized_as_on_loading(finished):
   images = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype('f')
   for size in ((2, 4), (4, 4)):
     other = vit.adapted(patch_size=size)
-    made = jax.jit(flexible.resized, static_argnums=(1, 2, 3))(
+    resized_params = jax.jit(flexible.resized, static_argnums=(1, 2, 3))(
       jax.tree.map(jnp.asarray, vit.params), (8, 8), (2, 2), size
     )
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
       other.params,
-      jax.device_get(made),
+      jax.device_get(resized_params),
     )
     table = vit.params['position_embedding']
     first, own = table[:, :-16], table[:, -16:].reshape(1, 4, 4, -1)
     grid = (8 // size[0], 8 // size[1])
     own = jax.image.resize(own, (1, *grid, own.shape[-1]), 'linear')
     expected = np.concatenate([first, own.reshape(1, -1, own.shape[-1])], 1)
-    np.testing.assert_allclose(made['position_embedding'], expected, atol=1e-6)
-    assert np.isfinite(other.model.apply({'params': made}, images)).all()
+    np.testing.assert_allclose(
+      resized_params['position_embedding'], expected, atol=1e-6
+    )
+    assert np.isfinite(
+      other.model.apply({'params': resized_params}, images)
+    ).all()
 
 
 @pytest.mark.slow
@@ -124,11 +128,13 @@ def test_enlarged_patches_embed_as_before(finished):
   """An image that is enlarged with its patches has the same embedding."""
   params = vit_jax.load(finished).params
   kernel = params['patch_embedding']['kernel']
-  made = flexible.resized(params, (8, 8), (2, 2), (4, 4))
+  resized_params = flexible.resized(params, (8, 8), (2, 2), (4, 4))
   patch = np.random.default_rng(0).normal(size=(2, 2, 1))
   large = jax.image.resize(patch, (4, 4, 1), 'linear')
   np.testing.assert_allclose(
-    np.einsum('hwc,hwcd->d', large, made['patch_embedding']['kernel']),
+    np.einsum(
+      'hwc,hwcd->d', large, resized_params['patch_embedding']['kernel']
+    ),
     np.einsum('hwc,hwcd->d', patch, kernel),
     atol=1e-5,
   )
@@ -139,10 +145,10 @@ def test_an_evaluation_has_its_own_size(finished, capsys):
   expected = json.loads((finished / 'DONE').read_text())
   flags = [f'--from={finished}', '--data=digits', '--split=train[80%:]']
   commands.run(evaluate, '--format=json', *flags, '--model.patch_size=4')
-  found = json.loads(capsys.readouterr().out)
-  assert found['loss'] == pytest.approx(expected['val/loss'], 1e-5)
+  actual = json.loads(capsys.readouterr().out)
+  assert actual['loss'] == pytest.approx(expected['val/loss'], 1e-5)
   commands.run(evaluate, '--format=json', *flags)
-  assert json.loads(capsys.readouterr().out)['loss'] != found['loss']
+  assert json.loads(capsys.readouterr().out)['loss'] != actual['loss']
 
 
 def test_each_step_can_be_replayed(finished, capsys):

@@ -50,7 +50,7 @@ def images():
   return list(digits.DigitsSource('train[80%:]', 1).arrays['image'][:6])
 
 
-def model_of(size=(4, 4), **fields):
+def make_model(size=(4, 4), **fields):
   name = 'iGPT-S(colours=8)'
   model = models.create_model(name, 0, **FIELDS | fields)
   return model, models.init_params(model, jax.random.key(0), (*size, 3))
@@ -104,7 +104,7 @@ def test_a_classifier_starts_from_it(finished, tmp_path):
 
 
 def test_a_pixel_depends_on_those_before_it():
-  model, params = model_of()
+  model, params = make_model()
   ids = jnp.arange(16)[None] % 8
   changed = ids.at[0, 9].add(1)
   logits = [
@@ -134,7 +134,7 @@ def test_a_pixel_depends_on_those_before_it():
   ids=['plain', 'scanned', 'other layers', 'another gate'],
 )
 def test_the_cache_gives_the_same_logits(fields):
-  model, params = model_of(**fields)
+  model, params = make_model(**fields)
   given_ids = jnp.full((3, 16), -1).at[1, :8].set(jnp.arange(8))
   ids, logits = pixel_cache.draw(
     model, params, jax.random.key(1), given_ids, jnp.arange(3), 1.0
@@ -146,7 +146,7 @@ def test_the_cache_gives_the_same_logits(fields):
 
 
 def test_only_attention_grows_with_the_pixels():
-  model, params = model_of()
+  model, params = make_model()
   counts = {}
   for n in (16, 32):
     table = jnp.zeros((1, n, 16))

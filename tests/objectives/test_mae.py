@@ -31,7 +31,7 @@ make_config = functools.partial(methods.config, 'mae')
 finished = methods.finished('mae')
 
 
-def objective_of(config):
+def make_objective(config):
   config = config.copy_and_resolve_references()
   config.model.num_classes = 0
   objectives.fill_options(config)
@@ -124,7 +124,7 @@ def test_transformers_computes_the_same_loss(finished, tmp_path):
     tmp_path / 'there', output_loading_info=True
   )
   assert not any(report.values())
-  objective = objective_of(make_config())
+  objective = make_objective(make_config())
   params = start(make_config(init_from__path=str(finished)))
   rng = np.random.default_rng(0)
   image = rng.standard_normal((3, 8, 8, 1), np.float32)
@@ -180,7 +180,9 @@ def test_scanned_and_recomputed_layers_are_the_same_function():
   rng = Rng(jax.random.key(1), jnp.arange(2))
   losses, grads = [], []
   for scan, remat in ((False, 'none'), (True, 'full')):
-    objective = objective_of(make_config(model__scan=scan, model__remat=remat))
+    objective = make_objective(
+      make_config(model__scan=scan, model__remat=remat)
+    )
     params = jax.jit(objective.init)(jax.random.key(2))
 
     def loss_fn(params, objective=objective):

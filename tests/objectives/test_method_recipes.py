@@ -105,7 +105,7 @@ def test_codes_of_the_data():
   assert 14 not in actual and 18 not in actual
 
 
-def count_of(name, image, classes):
+def count_parameters(name, image, classes):
   """Returns the numbers of parameters of a recipe's trunk and heads."""
   config, _ = load(name)
   config.model.num_classes = 0
@@ -134,7 +134,7 @@ PARAMETERS = {
 
 @pytest.mark.parametrize('head', PARAMETERS)
 def test_setr_has_the_published_heads(head):
-  actual = count_of(f'setr_{head}_ade20k', features.Image(), 150)
+  actual = count_parameters(f'setr_{head}_ade20k', features.Image(), 150)
   assert PARAMETERS[head].items() <= actual.items()
   count = 4 if head == 'mla' else 3
   assert len([x for x in actual if x.startswith('auxiliary')]) == count
@@ -143,7 +143,7 @@ def test_setr_has_the_published_heads(head):
 def test_unetr_has_the_published_size():
   """MONAI's of 14 classes: 92.8 million parameters."""
   image = input_kinds.Volume((96, 96, 96))
-  actual = count_of('unetr_btcv', image, 14)
+  actual = count_parameters('unetr_btcv', image, 14)
   assert actual['trunk'] == 88_340_736
   assert sum(actual.values()) == 92_784_046
 

@@ -289,7 +289,7 @@ def test_a_replay_looks_at_the_student_alone(teacher):
   np.testing.assert_array_equal(actual.targets['label'], batch['label'])
 
 
-def source_of(names):
+def make_source(names):
   return types.SimpleNamespace(classes=tuple(names))
 
 
@@ -298,11 +298,11 @@ def test_classes_in_another_order(teacher, caplog):
     objective__options__teacher=teacher, **STUDENT
   ).program.objective
   names = [str(i) for i in range(10)]
-  objective.check_source(source_of(names))
+  objective.check_source(make_source(names))
   assert not caplog.records
   with pytest.raises(UserError, match="class 0 is '0' there, and '9' here"):
-    objective.check_source(source_of(names[::-1]))
-  objective.check_source(source_of([f'n{i}' for i in names]))
+    objective.check_source(make_source(names[::-1]))
+  objective.check_source(make_source([f'n{i}' for i in names]))
   assert 'names its classes otherwise' in caplog.text
 
 

@@ -59,7 +59,7 @@ class Mine(ours.{name}):
 {init}
 """
 # Layers beside the trunk, of which the logits are computed.
-BESIDE = """
+LAYERS_BESIDE = """
     self.adapter = nn.Dense(10, kernel_init=nn.initializers.lecun_normal())
 
   def inputs(self, params, images):
@@ -81,11 +81,11 @@ BESIDE = """
     logits = self.outputs(params, batch)['logits']
     return self.cross_entropy(logits, batch['label']).mean(), {{}}, extra
 """
-WITH_HEAD = BESIDE.format(
+WITH_HEAD = LAYERS_BESIDE.format(
   features="return self.apply(params['trunk'], images)[:, ::-1]"
 )
 WITHOUT_HEAD = (
-  BESIDE.format(features="return self.apply(params['trunk'], images)")
+  LAYERS_BESIDE.format(features="return self.apply(params['trunk'], images)")
   + """
   @classmethod
   def num_outputs(cls, features):

@@ -22,7 +22,7 @@ from vit_jax.train import experiment as experiment_lib
 
 UserError = config_lib.UserError
 RATES = (0.0, 0.05, 0.1, 0.02)  # a warm-up begins with 0
-OWN = """
+OWN_OPTIMIZER = """
 import jax
 import optax
 
@@ -50,9 +50,9 @@ def needy(learning_rate, scale):
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
+def own_optimizer(tmp_path, monkeypatch):
   """A module of the user's."""
-  (tmp_path / 'own_optimizers.py').write_text(OWN)
+  (tmp_path / 'own_optimizers.py').write_text(OWN_OPTIMIZER)
   monkeypatch.syspath_prepend(str(tmp_path))
 
 
@@ -134,7 +134,7 @@ def test_scanned_layers_get_the_same_updates(text):
   assert_near(layouts.unstack_layers(actual), expected)
 
 
-def test_a_number_of_all_parameters_needs_unrolled_layers(own):
+def test_a_number_of_all_parameters_needs_unrolled_layers(own_optimizer):
   params, gradients = draws()
   optimizer = make('own_optimizers:whole')[1]
   trained(optimizer, params, gradients)
@@ -143,7 +143,7 @@ def test_a_number_of_all_parameters_needs_unrolled_layers(own):
     optimizer.update(scanned, optimizer.init(scanned), scanned)
 
 
-def test_decay_and_clipping_are_around_it(own):
+def test_decay_and_clipping_are_around_it(own_optimizer):
   """The decay of the config takes the place of the function's default."""
   params, gradients = draws()
   settings = {'weight_decay': 0.5, 'clip_norm': 1e-3}
@@ -165,7 +165,7 @@ def test_decay_and_clipping_are_around_it(own):
   ('_', 'settings', 'pattern'),
   mistakes.cases(pathlib.Path(__file__).with_name('mistakes.txt')),
 )
-def test_mistakes_are_told_in_one_line(_, settings, pattern, own):
+def test_mistakes_are_told_in_one_line(_, settings, pattern, own_optimizer):
   """Of schedules, clipping and sharpness, too."""
   config = config_lib.default()
   tiny.change(config, settings, 'optim.')

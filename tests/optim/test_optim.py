@@ -40,7 +40,7 @@ OPTIONS = {
 NAMES = tuple(optimizers.OPTIMIZERS)
 
 
-def config_of(name, options=None, **settings):
+def make_config(name, options=None, **settings):
   """A config; an optimizer takes the options that it has."""
   config = config_lib.default()
   signature = inspect.signature(config_lib.wing(optimizers.OPTIMIZERS[name]))
@@ -234,7 +234,7 @@ def laid_out(layout):
     like = shapes(scan=True)
     trees = [layouts.relayout(tree, like) for tree in trees]
   if layout == 'frozen':
-    config = config_of('adamw', freeze='^(position|blocks_./mlp)')
+    config = make_config('adamw', freeze='^(position|blocks_./mlp)')
     rules = rules_lib.make(config.optim, like)
     trees = [rules.trained(tree) for tree in trees]
   return trees[0], trees[1:]
@@ -243,7 +243,7 @@ def laid_out(layout):
 @functools.cache  # compiled functions are shared
 def make(name):
   """Returns an optimizer, and a step of it."""
-  optimizer = optim.make_optimizer(config_of(name).optim)
+  optimizer = optim.make_optimizer(make_config(name).optim)
 
   @jax.jit
   def step(params, state, gradients):
@@ -376,7 +376,7 @@ def test_a_checkpoint_changes_its_layout(name, tmp_path):
 
 def test_adamw_equals_that_of_optax():
   """Our direction times the rate is the update, also when clipped."""
-  config = config_of('adamw', clip_norm=0.5, decay_pattern='').optim
+  config = make_config('adamw', clip_norm=0.5, decay_pattern='').optim
   rng = np.random.default_rng(0)
   params, grads = jnp.asarray(rng.normal(size=(2, 10)))
   optimizer = optim.make_optimizer(config)
@@ -397,7 +397,7 @@ def test_momentum_in_half_the_memory(name):
   params = {'blocks_0': {'mlp': {'up': kernel}}}
   results = []
   for dtype in ('float32', 'bfloat16'):
-    config = config_of(name, {'momentum_dtype': dtype}).optim
+    config = make_config(name, {'momentum_dtype': dtype}).optim
     optimizer = optim.make_optimizer(config)
     state = optimizer.init(params)
     for scale in (1.0, 0.7):
@@ -413,7 +413,7 @@ def test_momentum_in_half_the_memory(name):
 def test_decay_follows_the_pattern():
   params = {'norm': {'scale': jnp.ones(3)}, 'head': {'kernel': jnp.ones(3)}}
   zeros = optax.tree.zeros_like(params)
-  optimizer = optim.make_optimizer(config_of('adamw', weight_decay=0.5).optim)
+  optimizer = optim.make_optimizer(make_config('adamw', weight_decay=0.5).optim)
   direction, _ = optimizer.update(zeros, optimizer.init(params), params)
   np.testing.assert_allclose(direction['head']['kernel'], 0.5)
   np.testing.assert_allclose(direction['norm']['scale'], 0)
@@ -423,7 +423,7 @@ def test_a_factor_scales_all_decays():
   params = {'norm': {'scale': jnp.ones(3)}, 'head': {'kernel': jnp.ones(3)}}
   zeros = optax.tree.zeros_like(params)
   for name in ('adamw', 'sgd', 'muon'):
-    config = config_of(
+    config = make_config(
       name, {'momentum': 0.0, 'b1': 0.0}, weight_decay=0.5
     ).optim
     config.rules = (('norm', 1.0, 0.1),)
@@ -439,7 +439,7 @@ def test_a_factor_scales_all_decays():
 @pytest.mark.parametrize('layout', ['unrolled', 'scanned'])
 def test_clipping_of_each_parameter(layout):
   settings = {'clip': 'each(1.0)', 'weight_decay': 0.0}
-  config = config_of('sgd', {'momentum': 0.0}, **settings).optim
+  config = make_config('sgd', {'momentum': 0.0}, **settings).optim
   params, (grads, *_) = laid_out(layout)
   optimizer = optim.make_optimizer(config)
   update = jax.jit(optimizer.update)
@@ -454,12 +454,14 @@ def test_decay_as_big_vision_has_it_does_not_know_the_rate():
   params = {'head': {'kernel': jnp.full((2, 2), 8.0)}}
   zeros = optax.tree.zeros_like(params)
   for rate, schedule in ((1e-3, 1.0), (1e-2, 0.25)):
-    config = config_of('adam_big_vision', learning_rate=rate, weight_decay=1e-2)
+    config = make_config(
+      'adam_big_vision', learning_rate=rate, weight_decay=1e-2
+    )
     optimizer = optim.make_optimizer(config.optim)
     direction, _ = optimizer.update(zeros, optimizer.init(params), params)
     step = rate * schedule * direction['head']['kernel']
     np.testing.assert_allclose(step, schedule * 1e-2 * 8, rtol=1e-5)
-  config = config_of('adam_big_vision', learning_rate=0.0)
+  config = make_config('adam_big_vision', learning_rate=0.0)
   optimizer = optim.make_optimizer(config.optim)
   direction, _ = optimizer.update(zeros, optimizer.init(params), params)
   np.testing.assert_array_equal(direction['head']['kernel'], 0)
@@ -485,11 +487,11 @@ def test_updates_of_muon_are_nearly_orthogonal():
 def test_muon_needs_a_hidden_matrix():
   head = {'head': {'kernel': jnp.ones((2, 3))}}
   with pytest.raises(UserError, match=r'no kernel of a block[^\n]*$'):
-    optim.make_optimizer(config_of('muon').optim).init(head)
+    optim.make_optimizer(make_config('muon').optim).init(head)
 
 
 def test_adaptive_clipping_of_patches_of_volumes():
-  config = config_of(
+  config = make_config(
     'sgd', {'momentum': 0.0}, clip='adaptive(0.5)', weight_decay=0.0
   ).optim
   rng = np.random.default_rng(0)
@@ -518,7 +520,7 @@ UNITS = {
 
 @pytest.mark.parametrize('layout', ['unrolled', 'scanned'])
 def test_adaptive_clipping_of_each_unit(layout):
-  config = config_of(
+  config = make_config(
     'sgd', {'momentum': 0.0}, clip='adaptive(0.5)', weight_decay=0.0
   ).optim
   params, (grads, *_) = laid_out(layout)
@@ -542,7 +544,7 @@ def test_adaptive_clipping_of_each_unit(layout):
 
 
 def test_accumulation_needs_groups_only_where_there_is_sam():
-  config = config_of('adamw')
+  config = make_config('adamw')
   config.train.accumulation = 4
   optim.check(config)
   config.optim.sam = 'sam(0.1)'
@@ -558,7 +560,7 @@ def test_all_parameters_may_be_adapted(name):
 
   def update(adapt_all):
     options = {'adapt_all': adapt_all, 'trust_coefficient': 1.0}
-    config = config_of(name, options)
+    config = make_config(name, options)
     optimizer = optim.make_optimizer(config.optim)
     return optimizer.update(grads, optimizer.init(params), params)[0]
 

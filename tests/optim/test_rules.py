@@ -74,10 +74,10 @@ def build(**overrides):
   return experiment_lib.build(config)
 
 
-def frozen_run(name, how):
+def frozen_run(name, settings):
   """The experiment of one way to freeze."""
   keys = {f'optim__{key}': value for key, value in FREEZING[name][0].items()}
-  return build(**keys, **how)
+  return build(**keys, **settings)
 
 
 def unrolled(params):
@@ -170,8 +170,8 @@ def test_equals_a_gradient_masked_by_hand(name, scan):
 def test_frozen_parameters_cost_nothing(name):
   """Neither memory of optimizer and average, nor products; scanned or not."""
   trains, counts = FREEZING[name][2], []
-  for how in HOWS[: 1 + FREEZING[name][1]]:
-    e = frozen_run(name, how)
+  for settings in HOWS[: 1 + FREEZING[name][1]]:
+    e = frozen_run(name, settings)
     state = e.program.abstract_state()
     sizes = {path: p.size for path, p in e.program.rules.parameters.items()}
     trained = sum(
@@ -250,8 +250,8 @@ def test_layer_decay_is_that_of_beit():
   parameters = make(layer_decay=0.75).parameters
   ids = {'patch_embedding': 0, 'class_token': 0, 'position_embedding': 0}
   ids |= {'blocks_0': 1, 'blocks_1': 2, 'blocks_2': 3, 'norm': 4, 'head': 4}
-  found = {name.split('/')[0] for name in parameters}
-  assert found == ids.keys()
+  actual = {name.split('/')[0] for name in parameters}
+  assert actual == ids.keys()
   for name, parameter in parameters.items():
     assert parameter.factor == 0.75 ** (4 - ids[name.split('/')[0]])
   # One that all layers share is L + 1, too.
@@ -274,15 +274,15 @@ def test_factors_and_decay_of_each_array(scan):
   }
   params = abstract(scan)
   params = jax.tree.map(lambda x: jnp.ones(x.shape), params)
-  found = make(params, **settings).scale(params, 0)
-  found = {
-    '/'.join(path): float(x.max()) for path, x in unrolled(found).items()
+  actual = make(params, **settings).scale(params, 0)
+  actual = {
+    '/'.join(path): float(x.max()) for path, x in unrolled(actual).items()
   }
-  assert found['head/kernel'] == found['head/bias'] == 10
-  assert found['blocks_1/mlp/up/bias'] == 2 * 0.25
-  assert found['blocks_1/norm1/scale'] == 0.25
-  assert found['blocks_2/norm1/scale'] == 0.5
-  assert found['patch_embedding/kernel'] == 0.5**4
+  assert actual['head/kernel'] == actual['head/bias'] == 10
+  assert actual['blocks_1/mlp/up/bias'] == 2 * 0.25
+  assert actual['blocks_1/norm1/scale'] == 0.25
+  assert actual['blocks_2/norm1/scale'] == 0.5
+  assert actual['patch_embedding/kernel'] == 0.5**4
   config = tiny.config(**{f'optim__{k}': v for k, v in settings.items()})
   optimizer = optim.make_optimizer(config.optim)
   zeros = jax.tree.map(jnp.zeros_like, params)

@@ -13,7 +13,7 @@ from vit_jax.optim import schedules
 UserError = config_lib.UserError
 
 
-def config_of(schedule, **settings):
+def make_config(schedule, **settings):
   config = config_lib.default()
   settings = {'learning_rate': 1.0, 'schedule': schedule} | settings
   tiny.change(config, settings, 'optim.')
@@ -21,7 +21,7 @@ def config_of(schedule, **settings):
 
 
 def make(schedule, lengths, **settings):
-  config = config_of(schedule, **settings)
+  config = make_config(schedule, **settings)
   return optim.make_schedule(config.optim, optim.Lengths(*lengths))
 
 
@@ -55,7 +55,7 @@ def test_landmarks(schedule, expected):
 
 
 def test_lengths_may_be_in_epochs():
-  config = config_of("wsd('2 epochs')")
+  config = make_config("wsd('2 epochs')")
   fn = optim.make_schedule(config.optim, optim.Lengths(100, 0, 80, 8))
   np.testing.assert_allclose([fn(80), fn(90), fn(100)], [1, 0.5, 0])
 
@@ -69,7 +69,7 @@ def test_a_schedule_of_the_users(tmp_path, monkeypatch):
   fn = make('own_schedules:halving(count=4)', (110, 10))
   np.testing.assert_allclose([fn(x) for x in (5, 10, 60)], [0.5, 1, 0.25])
   with pytest.raises(UserError, match="no option 'counts': did you mean 'coun"):
-    optim.check(config_of('own_schedules:halving(counts=4)'))
+    optim.check(make_config('own_schedules:halving(counts=4)'))
   with pytest.raises(UserError, match='wrong returns int: it must return a f'):
     make('own_schedules:wrong', (110, 10))
 
@@ -82,7 +82,7 @@ def test_an_inclusive_warmup_reaches_the_peak():
 
 
 def test_weight_decay_follows_half_a_cosine():
-  config = config_of('constant', weight_decay=0.04, final_weight_decay=0.4)
+  config = make_config('constant', weight_decay=0.04, final_weight_decay=0.4)
   fn = optim.make_decay(config.optim, optim.Lengths(100, 10))
   actual = [float(fn(step)) for step in (0, 25, 50, 100, 120)]
   share = (1 - np.cos(np.pi / 4)) / 2
@@ -155,7 +155,7 @@ def test_rises_then_falls_and_ends_right(schedule):
 
 
 def test_parts_must_fit_the_run():
-  config = config_of("wsd('60 steps')", warmup='40 steps')
+  config = make_config("wsd('60 steps')", warmup='40 steps')
   optim.check_lengths(config, optim.Lengths(100, 40))
   with pytest.raises(UserError, match=r'^[^\n]*only 99: shorten one of them$'):
     optim.check_lengths(config, optim.Lengths(99, 40))

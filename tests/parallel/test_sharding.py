@@ -113,13 +113,13 @@ def test_a_kernel_is_split_as_the_compiler_splits_the_rest(fields):
     'model__attention_dropout_rate': 0.0,
   }
   parameters = []
-  for mesh, how in [((2, 2, 2), 'fused'), ((1, 1, 1), 'plain')]:
-    e = build(mesh, model__attention_implementation=how, **model)
+  for mesh, implementation in [((2, 2, 2), 'fused'), ((1, 1, 1), 'plain')]:
+    e = build(mesh, model__attention_implementation=implementation, **model)
     program = e.program
     traced = program.train_step.trace(
       program.abstract_state(), program.abstract_batch(), np.int32(0)
     )
-    assert ('pallas_call' in str(traced.jaxpr)) == (how == 'fused')
+    assert ('pallas_call' in str(traced.jaxpr)) == (implementation == 'fused')
     parameters.append(run_steps(e, e.init(), 0, 2)[0].params)
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * abs(b).max()),
@@ -157,15 +157,15 @@ def test_optimizer_and_average_follow_the_parameters():
   e = build((1, 8, 1), optim__name='adamw', train__ema_decay=0.9)
   state = e.init()
   spec = jax.sharding.PartitionSpec('fsdp', None)
-  found = {
+  actual = {
     name.split('/')[0]: x
     for path, x in jax.tree_util.tree_leaves_with_path(state)
     if (
       name := jax.tree_util.keystr(path, simple=True, separator='/')
     ).endswith('blocks_1/mlp/up/kernel')
   }
-  assert found.keys() == {'params', 'opt_state', 'ema_params'}
-  for x in found.values():
+  assert actual.keys() == {'params', 'opt_state', 'ema_params'}
+  for x in actual.values():
     assert x.sharding.spec == spec
     assert {shard.data.shape for shard in x.addressable_shards} == {(8, 128)}
   total = sum(x.nbytes for x in jax.tree.leaves(state))
@@ -178,7 +178,7 @@ def test_optimizer_and_average_follow_the_parameters():
 
 
 @functools.cache
-def params_of(name, scan):
+def make_params(name, scan):
   size = 16 if name.endswith('/8') else 224
   model = models.create_model(name, num_classes=1000)
   if scan:
@@ -199,13 +199,13 @@ def test_default_rules_know_every_model(name):
   """What is large is split by fsdp, and heads and MLPs by tensor."""
   scans = (False,) if name.startswith('BiT') else (False, True)
   for scan in scans:
-    shardings = place(params_of(name, scan), (1, 8, 1))
+    shardings = place(make_params(name, scan), (1, 8, 1))
     for path, p in shardings.items():
       is_vector = path.endswith(('bias', 'scale'))
       assert bool(p.spec) == (np.prod(p.shape) >= 4096) or is_vector, path
     heads = {p: x.shape[-2] for p, x in shardings.items() if 'qkv/kernel' in p}
     tensor = 1 if any(h % 2 for h in heads.values()) else 2
-    for path, p in place(params_of(name, scan), (1, 2, tensor)).items():
+    for path, p in place(make_params(name, scan), (1, 2, tensor)).items():
       if path.startswith('blocks') and path.endswith('kernel'):
         axes = set(itertools.chain(*map(sharding.entry_axes, p.spec)))
         assert axes == {'fsdp', 'tensor'} if tensor == 2 else {'fsdp'}, path
@@ -213,7 +213,9 @@ def test_default_rules_know_every_model(name):
 
 @pytest.mark.parametrize('name', ['ViT-H/14', 'Mixer-B/16', 'R50+ViT-B/16'])
 def test_scanned_layers_are_placed_as_unrolled_ones(name):
-  flat, stacked = (place(params_of(name, s), (2, 4, 2)) for s in (False, True))
+  flat, stacked = (
+    place(make_params(name, s), (2, 4, 2)) for s in (False, True)
+  )
   for path, p in flat.items():
     if path.startswith('blocks_3/'):
       q = stacked[path.replace('blocks_3/', 'blocks/')]
@@ -233,16 +235,16 @@ def test_devices_are_in_order_of_their_processes(monkeypatch):
 
 
 def test_small_parameters_are_on_every_device():
-  shardings = place(params_of('ViT-Ti/16', False), (1, 8, 1))
+  shardings = place(make_params('ViT-Ti/16', False), (1, 8, 1))
   assert shardings['class_token'].spec == ()
   assert shardings['head/kernel'].spec == ('fsdp', None)
-  whole = place(params_of('ViT-Ti/16', False), (1, 8, 1), min_size=10**9)
+  whole = place(make_params('ViT-Ti/16', False), (1, 8, 1), min_size=10**9)
   assert not any(p.spec for p in whole.values())
 
 
 def test_own_rules_come_first():
   rules = (('^head/kernel', (None, 'fsdp')), (r'_[01]/mlp/up', (None, 'data')))
-  params = params_of('ViT-Ti/16', False)
+  params = make_params('ViT-Ti/16', False)
   kernels = {'head/kernel', 'blocks_0/mlp/up/kernel', 'blocks_2/mlp/up/kernel'}
   with pytest.raises(UserError, match='blocks_0/mlp/up/bias has 2 entries'):
     place(params, (2, 4, 1), rules=rules)
@@ -254,7 +256,7 @@ def test_own_rules_come_first():
     ('fsdp', None),
   }
   with pytest.raises(UserError, match='layers of blocks/mlp/up/kernel'):
-    place(params_of('ViT-Ti/16', True), (2, 4, 1), rules=rules)
+    place(make_params('ViT-Ti/16', True), (2, 4, 1), rules=rules)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +275,7 @@ def test_own_rules_come_first():
 )
 def test_rules_that_do_not_fit(mesh, rules, message):
   with pytest.raises(UserError, match=message) as error:
-    place(params_of('ViT-Ti/16', False), mesh, rules=rules)
+    place(make_params('ViT-Ti/16', False), mesh, rules=rules)
   assert '\n' not in str(error.value)
 
 
@@ -282,7 +284,9 @@ def test_rules_that_do_not_fit(mesh, rules, message):
 @pytest.mark.parametrize('fsdp', [2, 3, 5, 7, 8, 12, 64, 125])
 def test_fsdp_splits_what_it_divides(fsdp, tensor, scan):
   """The dimension of the rule, or the largest other one, or none."""
-  shardings = place(params_of('ViT-Ti/16', scan), (1, fsdp, tensor), min_size=0)
+  shardings = place(
+    make_params('ViT-Ti/16', scan), (1, fsdp, tensor), min_size=0
+  )
   line = parameter_tables.unsplit(shardings, sizes((1, fsdp, tensor)))
   whole = []
   for name, x in shardings.items():
@@ -341,7 +345,7 @@ def test_the_same_numbers_where_an_axis_divides_little(caplog, mesh, axis):
 def test_tensor_leaves_heads_whole_that_it_does_not_divide(scan):
   """3 heads of ViT-Ti on 2 devices; its MLP of 768 is split."""
   mesh = (1, 2, 2)
-  shardings = place(params_of('ViT-Ti/16', scan), mesh)
+  shardings = place(make_params('ViT-Ti/16', scan), mesh)
   layer = 'blocks' if scan else 'blocks_0'
   stacked = (None,) if scan else ()
   specs = {
@@ -384,7 +388,7 @@ def test_meshes_that_do_not_work(overrides, message):
 
 
 def test_the_table_says_where_everything_is():
-  shardings = place(params_of('ViT-S/16', False), (1, 8, 1))
+  shardings = place(make_params('ViT-S/16', False), (1, 8, 1))
   table = parameter_tables.shardings_table(shardings).text()
   cells = [re.split('  +', row) for row in table.split('\n')]
   rows = {row[0]: row[1:] for row in cells}

@@ -144,8 +144,8 @@ def test_what_is_not_finite_is_told_in_a_sentence(
     ('gradient', 'the gradient of blocks_0/mlp/bias: 2 values'),
     ('parameters_after', 'the step, blocks_0/mlp/bias: 2 values'),
   ):
-    found = made_up(**{stage: bad})
-    monkeypatch.setattr(diagnose, 'examine', lambda *_, found=found: found)
+    actual = made_up(**{stage: bad})
+    monkeypatch.setattr(diagnose, 'examine', lambda *_, actual=actual: actual)
     repeat(config, workdir, 3)
     assert words in caplog.text
 
@@ -229,9 +229,9 @@ def made_up(bad_row=-1, event=3, **arrays):
   )
 
 
-def cause(found, **metrics):
+def cause(findings, **metrics):
   metrics = {'loss': 0.0, 'grad_norm': 0.0, 'param_norm': 0.0} | metrics
-  return next(replay._causes(found, metrics), None)
+  return next(replay._causes(findings, metrics), None)
 
 
 @pytest.mark.parametrize(
@@ -300,8 +300,8 @@ def poison(e, path, value):
   inner = functools.reduce(dict.__getitem__, modules, state.params)
   inner[name] = np.array(inner[name])
   inner[name].flat[-1] = value  # of the last layer, if they are stacked
-  where = jax.tree.map(lambda x: x.sharding, e.program.abstract_state())
-  return jax.device_put(state, where)
+  shardings = jax.tree.map(lambda x: x.sharding, e.program.abstract_state())
+  return jax.device_put(state, shardings)
 
 
 @pytest.mark.slow
@@ -315,14 +315,14 @@ def test_a_poisoned_parameter_is_found_in_its_layer():
     'mesh__min_size': 0,
     'train__accumulation': 2,
   }
-  found = {}
+  actual = {}
   for blocks, overrides in (('blocks_1', {}), ('blocks', spread)):
     e = experiment_lib.build(tiny.config(**DROPOUT | overrides))
     with e.train_batches(0) as batches:
       batch = next(batches)
     state = poison(e, f'{blocks}/mlp/up/kernel', np.inf)
-    found[blocks] = diagnose.examine(e, state, batch, 0)
-  one, other = found.values()
+    actual[blocks] = diagnose.examine(e, state, batch, 0)
+  one, other = actual.values()
   for f in (one, other):
     bad = [name for name, x in f.arrays['parameters'].items() if x.bad]
     assert bad == ['blocks_1/mlp/up/kernel']

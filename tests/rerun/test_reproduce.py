@@ -61,14 +61,14 @@ def stopped(monkeypatch):
   return configs
 
 
-def said(caplog):
+def logged(caplog):
   return [record.getMessage() for record in caplog.records]
 
 
 def test_the_same_bits(original, tmp_path, caplog):
   new = tmp_path / 'new'
   assert reproduce.run(str(original), str(new)) == 0
-  lines = said(caplog)
+  lines = logged(caplog)
   assert lines[0].startswith(f'reproducing {original}, begun ')
   nothing = 'since then: nothing has changed: versions, code, devices, data'
   assert lines[1] == nothing
@@ -81,7 +81,7 @@ def test_the_same_bits(original, tmp_path, caplog):
   # The same command says it again.
   caplog.clear()
   assert reproduce.run(str(original), str(new)) == 0
-  assert said(caplog)[-1] == lines[-1]
+  assert logged(caplog)[-1] == lines[-1]
 
 
 def test_what_has_changed_is_said_first(original, tmp_path, caplog, stopped):
@@ -105,7 +105,7 @@ def test_what_has_changed_is_said_first(original, tmp_path, caplog, stopped):
   assert stopped[0].optim.sam == config_lib.default().optim.sam
   changes = [
     line.removeprefix('since then: ')
-    for line in said(caplog)
+    for line in logged(caplog)
     if line.startswith('since then: ')
   ]
   versions = now['packages']
@@ -142,7 +142,7 @@ def test_unchanged_changes_may_be_others(
   change_run(original, git=git)
   monkeypatch.setattr(workdir, '_git', lambda: git)
   assert reproduce.run(str(original), str(tmp_path / 'new')) == 143
-  changes = [line for line in said(caplog) if line.startswith('since then')]
+  changes = [line for line in logged(caplog) if line.startswith('since then')]
   assert changes == [
     'since then: the code may be another: aaaaaaaaaa with changes, then as now'
   ]

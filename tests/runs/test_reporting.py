@@ -37,19 +37,19 @@ def steps(workdir: pathlib.Path, name: str) -> list[int]:
 def board(workdir: pathlib.Path, name: str) -> list[tuple[int, float]]:
   """Returns what TensorBoard shows of a metric."""
   processing = 'tensorboard.backend.event_processing'
-  shown = []
+  lines = []
   # What its server reads with, and what scripts do.
   for module in ('plugin_event_accumulator', 'event_accumulator'):
     accumulators = pytest.importorskip(f'{processing}.{module}')
     accumulator = accumulators.EventAccumulator(str(workdir))
     accumulator.Reload()
     if module == 'event_accumulator':
-      shown.append([(e.step, e.value) for e in accumulator.Scalars(name)])
+      lines.append([(e.step, e.value) for e in accumulator.Scalars(name)])
     else:
       events = accumulator.Tensors(name)
-      shown.append([(e.step, e.tensor_proto.float_val[0]) for e in events])
-  assert shown[0] == shown[1]
-  return shown[0]
+      lines.append([(e.step, e.tensor_proto.float_val[0]) for e in events])
+  assert lines[0] == lines[1]
+  return lines[0]
 
 
 def report(workdir: pathlib.Path, start: int, stop: int) -> None:

@@ -28,7 +28,7 @@ def make_screen(monkeypatch):
   return stream
 
 
-def shown(text):
+def visible(text):
   """Returns the lines that a terminal has after it was sent a text."""
   lines = ['']
   for part in re.split(r'(\x1b\[\d+A\x1b\[J|\r?\n)', text):
@@ -58,7 +58,7 @@ def test_evaluations_grow_above_the_bar(monkeypatch, tmp_path):
       fields = {'loss': 0.5, 'learning rate': 1e-3, 'images/s': 1234.5}
       reporter.progress(step, fields, step + 20)
       reporter.evaluated(step, step / 10, results(accuracy, 1 - accuracy))
-    lines = shown(screen.getvalue())
+    lines = visible(screen.getvalue())
     rows = [line.split() for line in plain(lines)]
     assert rows[:4] == [
       ['step', 'epoch', 'evaluation', 'accuracy', 'loss'],
@@ -73,7 +73,7 @@ def test_evaluations_grow_above_the_bar(monkeypatch, tmp_path):
     best = '\x1b[1m0.7500\x1b[0m'
     assert best in lines[2] and '\x1b[1m' not in lines[1] + lines[3]
     assert '\x1b[32m' in screen.getvalue()
-  assert plain(shown(screen.getvalue())) == [*plain(lines)[:5], '']
+  assert plain(visible(screen.getvalue())) == [*plain(lines)[:5], '']
 
 
 def test_the_table_goes_on_after_a_resume(monkeypatch, tmp_path):
@@ -84,7 +84,7 @@ def test_the_table_goes_on_after_a_resume(monkeypatch, tmp_path):
     ) as reporter:
       step = start + 20
       reporter.evaluated(step, step / 10, results(step / 100, 0.5))
-  rows = [x.split()[:4] for x in plain(shown(screen.getvalue()))[-4:-2]]
+  rows = [x.split()[:4] for x in plain(visible(screen.getvalue()))[-4:-2]]
   assert rows == [
     ['20', '2.0', 'val', '0.2000'],
     ['40', '4.0', 'val', '0.4000'],
@@ -97,7 +97,7 @@ def test_long_runs_keep_the_best_in_sight(monkeypatch, tmp_path):
     for step in range(1, 101):
       accuracy = 0.9 if step == 50 else 0.5
       reporter.evaluated(step, 0.0, {'val/accuracy': accuracy})
-    lines = plain(shown(screen.getvalue()))
+    lines = plain(visible(screen.getvalue()))
     assert len(lines) <= 24
     assert lines[1].split()[::3] == ['50', '0.9000']
     assert lines[2].split()[0] == '83'
@@ -168,28 +168,28 @@ with reporting.Reporter(sys.argv[1], 100) as reporter:
 
 def test_a_real_terminal(tmp_path):
   """stdout is a pipe, and has nothing but its JSON."""
-  ours, theirs = pty.openpty()
+  actual, expected = pty.openpty()
   environ = os.environ | {'TERM': 'xterm', 'COLUMNS': '80', 'LINES': '24'}
   with subprocess.Popen(
     [sys.executable, '-c', _RUN, str(tmp_path)],
     stdout=subprocess.PIPE,
-    stderr=theirs,
+    stderr=expected,
     cwd=tiny.ROOT,
     env=environ,
   ) as process:
-    os.close(theirs)
+    os.close(expected)
     content = b''
     while True:
       try:
-        content += os.read(ours, 65536)
+        content += os.read(actual, 65536)
       except OSError:  # the other end is closed
         break
     assert process.stdout is not None and process.stdout.read() == b'{}\n'
-  os.close(ours)
+  os.close(actual)
   assert process.returncode == 0
   text = content.decode()
   assert '\x1b[?25l' not in text  # the cursor is not hidden
-  lines = plain(shown(text))
+  lines = plain(visible(text))
   assert any(line.endswith('a message') for line in lines)
   assert [x.split()[:1] for x in lines if ' val ' in x] == [
     ['25'],

@@ -87,9 +87,11 @@ def test_training_reports_to_mlflow(mlflow, tmp_path):
   results = vit_jax.train(config, str(tmp_path / 'run'))
   client = mlflow.MlflowClient()
   (name,) = json.loads((tmp_path / 'run/trackers.json').read_text()).values()
-  found = client.get_run(name).data
-  assert found.metrics['val/loss'] == pytest.approx(results.metrics['val/loss'])
-  assert found.params['train.duration'] == '3 steps'
+  actual = client.get_run(name).data
+  assert actual.metrics['val/loss'] == pytest.approx(
+    results.metrics['val/loss']
+  )
+  assert actual.params['train.duration'] == '3 steps'
   assert not list((tmp_path / 'run').glob('events.out.*'))
 
 

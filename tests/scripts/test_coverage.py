@@ -19,11 +19,11 @@ def test_models_of_transformers():
   result = run('--transformers', '--only=VisionModel')
   assert result.returncode == 0, result.stderr
   rows = [x.split(' | ') for x in result.stdout.splitlines() if '| 2 |' in x]
-  found = {row[0].strip('| '): row[2] for row in rows}
-  assert found['SiglipVisionModel'].startswith('agrees (features)')
-  assert found['Aimv2VisionModel'].startswith('agrees (features)')
-  agree = sum(x.startswith('agrees') for x in found.values())
-  line = f'transformers: {agree} of {len(found)} models agree.'
+  actual = {row[0].strip('| '): row[2] for row in rows}
+  assert actual['SiglipVisionModel'].startswith('agrees (features)')
+  assert actual['Aimv2VisionModel'].startswith('agrees (features)')
+  agree = sum(x.startswith('agrees') for x in actual.values())
+  line = f'transformers: {agree} of {len(actual)} models agree.'
   assert line in result.stdout
 
 

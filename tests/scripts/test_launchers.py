@@ -83,9 +83,9 @@ def test_two_local_tasks_are_one_run_that_is_requeued(tmp_path):
     os.kill(pid, signal.SIGUSR2)
   err = process.communicate(timeout=300)[1]
   assert process.returncode == 0, err
-  said = (logs / f'{job}_0_log.err').read_text()
-  stopped = re.search(r'stopped at step (\d+) of 40; saved', said)
-  assert f'resuming at step {stopped[1]} of 40' in said
+  log = (logs / f'{job}_0_log.err').read_text()
+  stopped = re.search(r'stopped at step (\d+) of 40; saved', log)
+  assert f'resuming at step {stopped[1]} of 40' in log
   steps = [x['step'] for x in tiny.metrics(workdir) if 'train/loss' in x]
   assert steps == list(range(1, 41))
   runs = json.loads((workdir / 'run.json').read_text())['runs']
@@ -127,7 +127,7 @@ def test_slurm_jobs_are_requeued_until_they_are_done(job, tmp_path):
   )
   assert status == 0, err
   assert out == f'job 4711; its logs: {cluster.workdir}/slurm/4711_*_log.*\n'
-  said = cluster.wait()
+  log = cluster.wait()
   for k in range(2):
     # The first node, and a port that follows from the number of the job.
     line = (
@@ -135,7 +135,7 @@ def test_slurm_jobs_are_requeued_until_they_are_done(job, tmp_path):
       f' --coordinator=node7:{61440 + 4711 % 4096}'
       f' --process_id={k} --num_processes=2'
     )
-    assert cluster.starts(k) == [line] * starts, said
+    assert cluster.starts(k) == [line] * starts, log
   assert (cluster.workdir / 'DONE').exists() == (starts == len(acts.split()))
   batch = (tmp_path / 'job.sh').read_text().splitlines()
   for option in ('partition=gpu', 'nodes=2', 'gpus-per-node=8', 'time=30'):

@@ -33,7 +33,7 @@ def stored(name):
   return notebooks.read(tiny.ROOT / 'notebooks' / name)
 
 
-def shown(notebook):
+def outputs(notebook):
   """Returns the kinds of outputs, cell by cell, each once.
 
   What a cell prints may come in one piece or in several. Standard error is left
@@ -139,7 +139,7 @@ def test_runs(name, cifar10):
   quick = {k: x for k, x in os.environ.items() if 'XLA' in k or '_CACHE_' in k}
   after = notebooks.execute(before, CIFAR10=f'folder:{cifar10}', **quick)
   assert notebooks.problems(after) == []
-  assert shown(after) == shown(before)
+  assert outputs(after) == outputs(before)
 
 
 @pytest.mark.parametrize('name', NAMES[:2])
@@ -161,8 +161,8 @@ def test_problems_are_found():
     nbformat.v4.new_output('stream', text='saved in /home/me/runs\n'),
     nbformat.v4.new_output('error', ename='E', evalue='', traceback=[]),
   ]
-  found = notebooks.problems(nbformat.v4.new_notebook(cells=[cell]))
-  assert found == [
+  actual = notebooks.problems(nbformat.v4.new_notebook(cells=[cell]))
+  assert actual == [
     'its cells were not run once each, from top to bottom',
     'a cell failed',
     'it shows no figure',

@@ -746,9 +746,9 @@ def test_memory_is_flat():
 
 
 def test_health(served, vit):
-  found = requests.get(f'{served}health')
-  assert found.status_code == 200
-  facts = found.json()
+  actual = requests.get(f'{served}health')
+  assert actual.status_code == 200
+  facts = actual.json()
   assert facts['status'] == 'ready' and facts['uptime_s'] > 0
   assert facts['model'] == vit.describe()
   assert facts['checkpoint'] == vit.origin.to_dict()
@@ -760,26 +760,26 @@ def validate(description, path, reply):
   response = description['paths'][path][method]['responses']
   content = response[str(reply.status_code)]['content']
   schema = content[reply.headers['Content-Type']]['schema']
-  whole = schema | {'components': description['components']}
-  jsonschema.validate(reply.json(), whole)
+  full_schema = schema | {'components': description['components']}
+  jsonschema.validate(reply.json(), full_schema)
 
 
 def test_the_description_is_that_of_the_replies(served, held):
   held.gate.set()
-  found = requests.get(f'{served}openapi.json').json()
-  assert found['openapi'].startswith('3.1')
-  for path, methods in found['paths'].items():
+  actual = requests.get(f'{served}openapi.json').json()
+  assert actual['openapi'].startswith('3.1')
+  for path, methods in actual['paths'].items():
     for method, request in methods.items():
       reply = requests.request(method, served.rstrip('/') + path)
       assert reply.status_code not in (404, 405)
       assert request['summary'] and request['responses']
       assert all(x['description'] for x in request['responses'].values())
   for path in ('/predict', '/embed'):
-    content = found['paths'][path]['post']['requestBody']['content']
+    content = actual['paths'][path]['post']['requestBody']['content']
     assert 'application/json' in content and 'multipart/form-data' in content
     sent = jsonschema.Draft202012Validator(
       content['application/json']['schema']
-      | {'components': found['components']}
+      | {'components': actual['components']}
     )
     assert sent.is_valid(json.loads(as_json(*PICTURES[:2])))
     assert not sent.is_valid({'images': []})
@@ -789,16 +789,16 @@ def test_the_description_is_that_of_the_replies(served, held):
       ask(served, bytes(uploads.MOST_BYTES + 1), path=path[1:]),
       ask(served, path=path[1:], kind='text/plain'),
     ):
-      validate(found, path, reply)
-  validate(found, '/health', requests.get(f'{served}health'))
-  refs = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(found)))
-  assert refs == set(found['components']['schemas'])
+      validate(actual, path, reply)
+  validate(actual, '/health', requests.get(f'{served}health'))
+  refs = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(actual)))
+  assert refs == set(actual['components']['schemas'])
 
 
 def test_the_page_is_that_of_the_description(served):
   page = requests.get(f'{served}docs')
-  found = requests.get(f'{served}openapi.json').json()
-  for path, methods in found['paths'].items():
+  actual = requests.get(f'{served}openapi.json').json()
+  for path, methods in actual['paths'].items():
     for method, request in methods.items():
       assert f'<code>{method.upper()} {path}</code>' in page.text
       assert request['summary'] in page.text

@@ -18,16 +18,16 @@ def listed(capsys, *flags):
 
 
 def test_all_keys_have_their_value_and_meaning(capsys):
-  found = listed(capsys, '--keys', '--config.optim.learning_rate=0.25')
+  actual = listed(capsys, '--keys', '--config.optim.learning_rate=0.25')
   config = config_lib.load('digits')
-  assert list(found) == [key for key, _ in config_lib.flatten(config)]
-  values = {key: x['value'] for key, x in found.items()}
+  assert list(actual) == [key for key, _ in config_lib.flatten(config)]
+  values = {key: x['value'] for key, x in actual.items()}
   assert values['optim.learning_rate'] == 0.25
   assert values['train.batch_size'] == config.train.batch_size
   # Of the named model, and what is left to the data.
   assert values['model.mlp_dim'] and values['model.layer_norm_epsilon'] == 1e-6
   assert values['model.num_classes'] is None and values['data.mean'] != []
-  meanings = {key: x['meaning'] for key, x in found.items()}
+  meanings = {key: x['meaning'] for key, x in actual.items()}
   assert all(text and '\n' not in text for text in meanings.values())
   assert meanings['optim.learning_rate'].startswith('The learning rate after')
   assert meanings['optim.sam'].startswith('SAM (sharpness-aware')

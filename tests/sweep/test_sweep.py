@@ -140,8 +140,8 @@ def points(rows):
 def test_two_processes_share_a_grid(files):
   flags = files(GRID)
   processes = [start(*flags, '--jobs=2') for _ in range(2)]
-  told = [end(process) for process in processes]
-  began = [set(re.findall(r'^trial (\d+):', err, re.M)) for err in told]
+  errors = [end(process) for process in processes]
+  began = [set(re.findall(r'^trial (\d+):', err, re.M)) for err in errors]
   assert sorted(map(int, [*began[0], *began[1]])) == list(range(6))
   rows = leaderboard(flags)
   expected = {(str(x), str(y)) for x in (0.01, 0.03) for y in (0.0, 0.1, 0.2)}
@@ -170,8 +170,8 @@ def test_a_killed_sweep_goes_on_with_the_run_that_it_left(files):
   end(first, -signal.SIGKILL)
   second = start(*flags)
   # It waits for the run that lives, and does not start another one beside it.
-  said = next(x for x in second.stderr if x.startswith('trial'))
-  assert said.startswith('trial 0 goes on: ')
+  line = next(x for x in second.stderr if x.startswith('trial'))
+  assert line.startswith('trial 0 goes on: ')
   let_go()
   end(second)
   assert len(leaderboard(flags)) == 6
@@ -297,8 +297,8 @@ class Steps:
     self.stopped = []
 
   def start(self, flags, workdir):
-    given = dict(flag.removeprefix('--config.').split('=') for flag in flags)
-    return Steps.Run(self, given, workdir)
+    values = dict(flag.removeprefix('--config.').split('=') for flag in flags)
+    return Steps.Run(self, values, workdir)
 
   class Run:
     def __init__(self, launcher, given, workdir):
@@ -505,12 +505,12 @@ def test_a_real_run_is_stopped_and_resumed(files):
   until(lambda: (workdir / 'metrics.jsonl').exists() and tiny.metrics(workdir))
   process.send_signal(signal.SIGTERM)
   end(process, 143)
-  said = (workdir.parent / 'seed0.log').read_text()
-  stopped = re.search(r'stopped at step (\d+) of 600; saved', said)
+  log = (workdir.parent / 'seed0.log').read_text()
+  stopped = re.search(r'stopped at step (\d+) of 600; saved', log)
   assert leaderboard(flags)[0]['state'] == 'unfinished'
   end(real())
-  said = (workdir.parent / 'seed0.log').read_text()
-  assert f'resuming at step {stopped[1]} of 600' in said
+  log = (workdir.parent / 'seed0.log').read_text()
+  assert f'resuming at step {stopped[1]} of 600' in log
   (row,) = leaderboard(flags)
   done = json.loads((workdir / 'DONE').read_text())
   assert float(row['mean']) == done['val/loss']
@@ -548,15 +548,15 @@ def test_a_lost_journal_is_said(files):
 
 
 @pytest.mark.parametrize(
-  ('kind', 'text', 'told'),
+  ('kind', 'text', 'message'),
   case_files.read(pathlib.Path(__file__).with_name('mistakes.txt')),
 )
-def test_mistakes_are_one_line(kind, text, told, files, run):
+def test_mistakes_are_one_line(kind, text, message, files, run):
   flags = files(GRID if kind == 'flag' else text)
   flags += ['--jobs=2', text] if kind == 'flag' else []
   with pytest.raises(config_lib.UserError) as e:
     run(*flags)
-  assert told in str(e.value) and '\n' not in str(e.value)
+  assert message in str(e.value) and '\n' not in str(e.value)
   assert not folder(flags).exists()
 
 

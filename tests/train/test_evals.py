@@ -50,7 +50,7 @@ class Own(base.Evaluator):
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
+def own_evaluator(tmp_path, monkeypatch):
   """Returns a function that writes an evaluator, and returns its kind."""
 
   def write(declared, returned='{}'):
@@ -81,16 +81,18 @@ RANKS = "{'rank': 'min'}", "{'ranks': 1.0}"
   ],
 )
 def test_metrics_that_are_not_those_declared(
-  digits_run, own, declared, returned, message
+  digits_run, own_evaluator, declared, returned, message
 ):
-  kind = own(declared, returned)
+  kind = own_evaluator(declared, returned)
   args = '--data=digits', '--split=train[:5]', f'--probe={kind}'
   error = commands.mistake(evaluate, f'--from={digits_run}', *args)
   assert re.search(rf'run\(\) of {kind} .*{message}', error), error
 
 
-def test_a_run_stops_at_metrics_that_are_not_those_declared(own, tmp_path):
-  kind = own(*RANKS)
+def test_a_run_stops_at_metrics_that_are_not_those_declared(
+  own_evaluator, tmp_path
+):
+  kind = own_evaluator(*RANKS)
   evals = {'own': {'kind': kind, 'every': '1 steps'}}
   message = rf"^config\.evals\.own: .*run\(\) of {kind} returns 'ranks'"
   with pytest.raises(UserError, match=message):
@@ -100,8 +102,8 @@ def test_a_run_stops_at_metrics_that_are_not_those_declared(own, tmp_path):
 @pytest.mark.parametrize(
   'declared', ["{'rank': 'low'}", "['rank']", "{1: 'min'}"]
 )
-def test_metrics_that_are_declared_wrongly(own, declared):
-  evals = {'own': {'kind': own(declared)}}
+def test_metrics_that_are_declared_wrongly(own_evaluator, declared):
+  evals = {'own': {'kind': own_evaluator(declared)}}
   with pytest.raises(UserError, match=r'its `metrics` are .* must be a dict'):
     experiment_lib.check(config(evals))
 
@@ -116,17 +118,17 @@ def config(evaluations=EVALS, **overrides):
 
 def results(workdir):
   """Returns the results of all evaluations by step, in order."""
-  found = {}
+  actual = {}
   for line in tiny.metrics(workdir):
-    kept = {
+    metrics = {
       name: x
       for name, x in line.items()
       if '/' in name and not name.startswith('train/')
     }
-    if kept:
-      assert line['step'] not in found, 'evaluated twice'
-      found[line['step']] = kept
-  return found
+    if metrics:
+      assert line['step'] not in actual, 'evaluated twice'
+      actual[line['step']] = metrics
+  return actual
 
 
 @pytest.fixture(scope='module')
@@ -184,14 +186,14 @@ def test_the_command_measures_the_same(finished, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'how',
+  'settings',
   [
     {'mesh__data': 2, 'mesh__fsdp': 2, 'mesh__min_size': 0},
     {'model__scan': True, 'train__accumulation': 2, 'data__cache': 'device'},
   ],
   ids=str,
 )
-def test_one_result_however_it_is_computed(how):
+def test_one_result_however_it_is_computed(settings):
   """The embeddings of an initial model, and their labels."""
 
   def embed(**overrides):
@@ -203,12 +205,12 @@ def test_one_result_however_it_is_computed(how):
       )
       return e, embedded.embeddings(context, 'train[:80%]')
 
-  e, found = embed(**how)
+  e, actual = embed(**settings)
   _, expected = embed()
   source = e.probe_sources['near']
-  np.testing.assert_array_equal(found.labels, source.arrays['label'])
-  np.testing.assert_array_equal(found.index, source.indices)
-  np.testing.assert_allclose(found.features, expected.features, atol=1e-4)
+  np.testing.assert_array_equal(actual.labels, source.arrays['label'])
+  np.testing.assert_array_equal(actual.index, source.indices)
+  np.testing.assert_allclose(actual.features, expected.features, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -246,9 +248,9 @@ def test_several_processes_come_to_the_same(tmp_path):
   command = ['-m', 'vit_jax.main', *flags, f'--workdir={workdir}']
   with processes.start(command, 2, tmp_path / 'logs') as group:
     assert group.statuses() == [0, 0], group.log(0) + group.log(1)
-  found, expected = results(workdir), results(alone)
-  assert list(found) == list(expected) == [5, 10, 12]
-  for step, metrics in found.items():
+  actual, expected = results(workdir), results(alone)
+  assert list(actual) == list(expected) == [5, 10, 12]
+  for step, metrics in actual.items():
     assert metrics['test/examples'] == 359
     assert metrics['test/accuracy'] == pytest.approx(
       expected[step]['test/accuracy'], abs=5 / 359
@@ -390,17 +392,17 @@ def test_a_probe_may_choose_the_best(tmp_path):
   with pytest.raises(UserError, match=r"best is 'near/a.*of near/accuracy,"):
     experiment_lib.check(wrong)
   assert loop.run(best, str(tmp_path)).status == 0
-  found = {k: x['near/accuracy'] for k, x in results(tmp_path).items()}
-  assert os.listdir(tmp_path / 'best') == [str(max(found, key=found.get))]
+  actual = {k: x['near/accuracy'] for k, x in results(tmp_path).items()}
+  assert os.listdir(tmp_path / 'best') == [str(max(actual, key=actual.get))]
 
 
-OWN = 'mean_rank:MeanRank'
+OWN_KIND = 'mean_rank:MeanRank'
 
 
 def own_config(**fields):
   result = tiny.config(checkpoint__best='rank/mean_rank')
   result.evals.rank = config_lib.evaluation(
-    **SPLITS | {'every': '4 steps', 'kind': f'{OWN}(k=8)'} | fields
+    **SPLITS | {'every': '4 steps', 'kind': f'{OWN_KIND}(k=8)'} | fields
   )
   return result
 
@@ -420,10 +422,15 @@ def test_an_evaluator_of_ones_own(tmp_path, capsys):
   assert record.directions['val/accuracy'] == 'max'
   assert record.best('rank/mean_rank').value == min(ranks.values())
   args = f'--from={tmp_path}', '--step=newest', '--data=digits'
-  args += '--split=train[80%:]', f'--probe={OWN}', '--k=8', '--batch_size=50'
+  args += (
+    '--split=train[80%:]',
+    f'--probe={OWN_KIND}',
+    '--k=8',
+    '--batch_size=50',
+  )
   assert commands.run(evaluate, *args, '--format=json') == 0
   report = json.loads(capsys.readouterr().out)
-  assert report['probe'] == OWN and report['examples'] == 359
+  assert report['probe'] == OWN_KIND and report['examples'] == 359
   assert report['mean_rank'] == pytest.approx(ranks[12], abs=1e-3)
   assert commands.run(evaluate, *args) == 0
   assert 'mean rank' in capsys.readouterr().out
@@ -445,7 +452,7 @@ def test_an_own_evaluator_returns_numbers(
   found, message, digits_run, monkeypatch
 ):
   monkeypatch.setattr(mean_rank.MeanRank, 'run', lambda *_: found)
-  args = '--data=digits', '--split=train[80%:]', f'--probe={OWN}', '--k=8'
+  args = '--data=digits', '--split=train[80%:]', f'--probe={OWN_KIND}', '--k=8'
   told = commands.mistake(evaluate, f'--from={digits_run}', *args)
   assert re.search(message, told)
 
@@ -456,10 +463,10 @@ def test_an_own_evaluator_returns_numbers(
     ({'kind': 'nowhere:Mine'}, "evals.rank.kind=.*no module 'nowhere'"),
     ({'kind': 'tiny:config'}, "another class 'config'"),
     (
-      {'kind': f'{OWN}(k=1)'},
+      {'kind': f'{OWN_KIND}(k=1)'},
       'evals.rank.kind=.* k is 1: all ranks would be 1',
     ),
-    ({'kind': f'{OWN}(kk=1)'}, "no option 'kk': did you mean 'k'"),
+    ({'kind': f'{OWN_KIND}(kk=1)'}, "no option 'kk': did you mean 'k'"),
   ],
 )
 def test_mistakes_with_an_evaluator_of_ones_own(fields, message):

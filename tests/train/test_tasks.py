@@ -25,11 +25,11 @@ FIRST = {'data.split': 'train[:50%]', 'evals.val.split': 'train[90%:]'}
 SECOND = {'data.split': 'train[50%:80%]', 'evals.val.split': 'train[80%:90%]'}
 
 
-def make_config(others=None, **overrides):
+def make_config(tasks=None, **overrides):
   """Returns a config of the tasks 'one' and 'two'."""
   config = tiny.config(**{'train__variant': 'tasks'} | overrides)
-  given = {'one': FIRST, 'two': SECOND} if others is None else others
-  for name, keys in given.items():
+  named_tasks = {'one': FIRST, 'two': SECOND} if tasks is None else tasks
+  for name, keys in named_tasks.items():
     config.tasks[name] = config_lib.task(config)
     tiny.change(config, keys, f'tasks.{name}.')
   config.evals.val.split = ''
@@ -50,17 +50,17 @@ def build(**overrides):
 def run_steps(experiment, steps, state=None, start=0):
   """Returns the state after some steps, and what they measured."""
   state = experiment.init() if state is None else state
-  found = []
+  actual = []
   with experiment.train_batches(start) as batches:
     for step in range(start, start + steps):
       run = experiment.program.variant(step).train_step
       state, metrics = run(state, next(batches), np.int32(step))
-      found.append({k: float(x) for k, x in metrics.items()})
-  return jax.device_get(state), found
+      actual.append({k: float(x) for k, x in metrics.items()})
+  return jax.device_get(state), actual
 
 
-def assert_equal(found, expected):
-  jax.tree.map(np.testing.assert_array_equal, found, expected)
+def assert_equal(actual, expected):
+  jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 @pytest.mark.slow
@@ -71,11 +71,11 @@ def test_one_task_alone_is_the_run_of_its_config(tmp_path):
   alone = config_lib.for_task(config, 'one')
   vit_jax.train(config, str(tmp_path / 'tasks'))
   vit_jax.train(alone, str(tmp_path / 'alone'))
-  found, expected = (
+  actual, expected = (
     restoring.restore_params(path)[0]
     for path in (tmp_path / 'tasks/tasks/one', tmp_path / 'alone')
   )
-  assert_equal(found, expected)
+  assert_equal(actual, expected)
 
 
 @pytest.fixture(scope='module')
@@ -94,10 +94,10 @@ def test_a_stopped_run_resumes_to_the_bit(finished, tmp_path):
     shutil.rmtree(tmp_path / 'run/checkpoints' / name)
   (tmp_path / 'run/DONE').unlink()
   vit_jax.train(make_config(), str(tmp_path / 'run'))
-  found, expected = (
+  actual, expected = (
     restoring.restore_params(x)[0] for x in (tmp_path / 'run', path)
   )
-  assert_equal(found, expected)
+  assert_equal(actual, expected)
 
 
 @pytest.mark.slow
@@ -215,7 +215,7 @@ def test_accumulated_steps_follow_the_mean_of_the_losses():
   }
   both = build(train__variant=variant('accumulated'), **keys)
   start = jax.device_get(both.init().params)
-  state, (found,) = run_steps(both, 1)
+  state, (actual,) = run_steps(both, 1)
   moved = []
   for name, its in (('one', FIRST), ('two', SECOND)):
     config = make_config({name: its}, **keys)
@@ -228,8 +228,8 @@ def test_accumulated_steps_follow_the_mean_of_the_losses():
     )
     expected = x + ((one - x) + (two - x)) / 2
     np.testing.assert_allclose(mean, expected, atol=1e-6)
-  mean = (found['one/loss'] + found['two/loss']) / 2
-  np.testing.assert_allclose(found['loss'], mean, rtol=1e-6)
+  mean = (actual['one/loss'] + actual['two/loss']) / 2
+  np.testing.assert_allclose(actual['loss'], mean, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -241,10 +241,10 @@ def test_one_result_on_any_mesh():
     'optim__name': 'sgd',
   }
   expected, _ = run_steps(build(**keys), 3)
-  found, _ = run_steps(build(mesh__data=2, mesh__fsdp=2, **keys), 3)
+  actual, _ = run_steps(build(mesh__data=2, mesh__fsdp=2, **keys), 3)
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5),
-    found.params,
+    actual.params,
     expected.params,
   )
 
@@ -367,8 +367,8 @@ def test_the_demo_trains_each_of_its_tasks():
   }
   config = config_lib.load(tiny.ROOT / 'configs/polyvit_demo.py', changes)
   experiment_lib.check(config)
-  _, found = run_steps(experiment_lib.create(config), 4)
-  for name, metrics in zip(config.tasks, found, strict=True):
+  _, actual = run_steps(experiment_lib.create(config), 4)
+  for name, metrics in zip(config.tasks, actual, strict=True):
     assert metrics['ok'] and np.isfinite(metrics[f'{name}/loss'])
 
 
@@ -379,11 +379,11 @@ def test_polyvits_recipe(tmp_path):
   path = f'{tiny.ROOT}/configs/polyvit_b16.py:{tmp_path}'
   config = config_lib.load(path)
   experiment_lib.check(config)
-  found = {
+  actual = {
     name: (x.weight, x.batch_size or config.train.batch_size, x.rate_factor)
     for name, x in config.tasks.items()
   }
-  assert found == {
+  assert actual == {
     'imagenet2012': (20_000, 512, 0.03),
     'cifar10': (10_000, 512, 0.03),
     'cifar100': (10_000, 512, 0.03),

@@ -158,7 +158,7 @@ def run(
   """
   keeper = clock.keeper(age=clock.now)
   clock.now += 10  # to read the checkpoint
-  shown = []
+  lines = []
   with reporting.Reporter(workdir, 100, start) as reporter:
     keeper.resume(reporter.before('useful_seconds') or 0.0)
     for step in range(start + 1, stop + 1):
@@ -171,8 +171,8 @@ def run(
         measures |= keeper.saved()
       reporter.write(step, 0.0, measures)
       if 'goodput' in measures:
-        shown.append(measures['goodput'])
-  return shown
+        lines.append(measures['goodput'])
+  return lines
 
 
 def test_goodput_over_restarts(tmp_path):

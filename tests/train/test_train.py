@@ -54,13 +54,13 @@ def run_steps(experiment, steps, state=None, start=0):
   return jax.device_get(state), losses
 
 
-def assert_close(found, expected, tolerance):
+def assert_close(actual, expected, tolerance):
   """Compares trees, relative to the norm of each leaf."""
   jax.tree.map(
     lambda a, b: np.testing.assert_array_less(
       np.linalg.norm(a - b), tolerance * np.linalg.norm(b) + 1e-12
     ),
-    found,
+    actual,
     expected,
   )
 
@@ -74,19 +74,19 @@ def reference():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'how',
+  'settings',
   [
     {'train__accumulation': 4},
     {'mesh__data': 4, 'train__accumulation': 2, 'model__scan': True},
   ],
   ids=str,
 )
-def test_one_result_however_it_is_computed(reference, how):
+def test_one_result_however_it_is_computed(reference, settings):
   """Accumulated or not, on one device or many; dropout and shifts included."""
   expected, expected_losses, overrides = reference
-  state, losses = run_steps(build(**overrides, **how), 3)
+  state, losses = run_steps(build(**overrides, **settings), 3)
   params = state.params
-  if 'model__scan' in how:
+  if 'model__scan' in settings:
     params = layouts.unstack_layers(params)
   np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
   assert_close(params, expected.params, 1e-5)
@@ -139,11 +139,13 @@ def test_evaluation_counts_each_example_once():
   params = e.init().params
   step = e.program.eval_step(accuracy.measure)
   parts = [step(params, x)[0] for x in e.eval_batches('val')]
-  found = dict(functools.reduce(lambda x, y: x.merge(y), parts).compute())
-  confusion = np.asarray(found.pop('confusion'))
-  found = {k: float(v) for k, v in found.items()}
-  assert confusion.sum() == found['examples']  # padding does not count
-  assert confusion.trace() / confusion.sum() == pytest.approx(found['accuracy'])
+  actual = dict(functools.reduce(lambda x, y: x.merge(y), parts).compute())
+  confusion = np.asarray(actual.pop('confusion'))
+  actual = {k: float(v) for k, v in actual.items()}
+  assert confusion.sum() == actual['examples']  # padding does not count
+  assert confusion.trace() / confusion.sum() == pytest.approx(
+    actual['accuracy']
+  )
   assert step._cache_size() == 1  # compiled once
   model = models.from_config(e.config.model, 10)
   source = e.eval_sources['val']
@@ -153,11 +155,11 @@ def test_evaluation_counts_each_example_once():
   loss = optax.softmax_cross_entropy_with_integer_labels(
     logits, source.arrays['label']
   )
-  assert found['examples'] == 1797
-  assert found['accuracy'] == pytest.approx(
+  assert actual['examples'] == 1797
+  assert actual['accuracy'] == pytest.approx(
     float((logits.argmax(-1) == source.arrays['label']).mean()), abs=1e-6
   )
-  assert found['loss'] == pytest.approx(float(loss.mean()), rel=1e-5)
+  assert actual['loss'] == pytest.approx(float(loss.mean()), rel=1e-5)
 
 
 @pytest.fixture(scope='module')
@@ -247,15 +249,15 @@ def test_what_tensorboard_shows(finished):
     name: shown.Tensors(name)
     for name in ('train/images', 'val/confusion', 'val/predictions')
   }
-  steps = {name: [e.step for e in found] for name, found in images.items()}
+  steps = {name: [e.step for e in actual] for name, actual in images.items()}
   evaluated = [5, 10, 12]
   assert steps == {
     'train/images': [0],
     'val/confusion': evaluated,
     'val/predictions': evaluated,
   }
-  for name, found in images.items():
-    width, height, png = found[-1].tensor_proto.string_val
+  for name, actual in images.items():
+    width, height, png = actual[-1].tensor_proto.string_val
     picture = cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_COLOR)
     assert picture.shape == (int(height), int(width), 3), name
     assert picture.std() > 10, name
@@ -675,13 +677,13 @@ def test_a_run_from_python_shows_its_progress(tmp_path):
     'print(results.metrics["val/accuracy"], results.status)\n'
   )
   path = f'{tiny.ROOT}:{tiny.TESTS}'
-  found = commands.python('-c', code, env=commands.ENV | {'PYTHONPATH': path})
-  assert found.returncode == 0, found.stderr
+  actual = commands.python('-c', code, env=commands.ENV | {'PYTHONPATH': path})
+  assert actual.returncode == 0, actual.stderr
   done = json.loads((tmp_path / 'DONE').read_text())
-  assert found.stdout == f'{done["val/accuracy"]} 0\n'
-  assert found.stderr.count('\nstep 2/2: loss') == 1
-  assert 'INFO:absl' not in found.stderr
-  assert 'evaluated at step 2: val/accuracy' in found.stderr
+  assert actual.stdout == f'{done["val/accuracy"]} 0\n'
+  assert actual.stderr.count('\nstep 2/2: loss') == 1
+  assert 'INFO:absl' not in actual.stderr
+  assert 'evaluated at step 2: val/accuracy' in actual.stderr
   assert 'step 2/2: loss' in (tmp_path / 'train.log').read_text()
 
 

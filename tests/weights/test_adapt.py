@@ -77,20 +77,20 @@ def test_corner_is_scipys_zoom():
   for old in range(1, 34):
     x = random_images(old, 2).astype(np.float64)
     for new in range(1, 34):
-      found = resize.resize_matrix(old, new, 'corner') @ x
+      actual = resize.resize_matrix(old, new, 'corner') @ x
       expected = scipy.ndimage.zoom(x, (new / old, 1), order=1)
       if new > 1 and not expected[-1].any():
         # It rounds the last sample to beyond the edge, as for 8 -> 26.
-        found, expected = found[:-1], expected[:-1]
-      np.testing.assert_allclose(found, expected, atol=1e-12)
+        actual, expected = actual[:-1], expected[:-1]
+      np.testing.assert_allclose(actual, expected, atol=1e-12)
 
 
 @pytest.mark.parametrize('old, new', [(4, 6), (7, 7), (14, 9), (3, 16), (6, 1)])
 def test_half_pixel_is_jax_image_resize(old, new):
   x = random_images(old, 2)
   expected = jax.image.resize(x, (new, 2), 'linear', antialias=False)
-  found = resize.resize_matrix(old, new, 'half_pixel') @ x
-  np.testing.assert_allclose(found, expected, atol=1e-5)
+  actual = resize.resize_matrix(old, new, 'half_pixel') @ x
+  np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 # torch.nn.functional.interpolate of the squares of 1 to 5, to 3 and to 7.
@@ -110,8 +110,8 @@ TORCH = {
 def test_bicubic_is_torchs(method):
   for expected in TORCH[method]:
     matrix = resize.resize_matrix(5, len(expected), method)
-    found = matrix @ np.arange(1, 6) ** 2
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    actual = matrix @ np.arange(1, 6) ** 2
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize('method', resize.METHODS[1:])
@@ -124,14 +124,14 @@ def test_grids_as_torch_itself_resizes_them(method):
   mode = others.get(mode, mode)
   x = torch.tensor(table.reshape(1, 3, 4, 7).transpose(0, 3, 1, 2))
   for new in [(5, 3), (6, 8), (2, 11)]:
-    how = {'size': new, 'mode': mode, 'antialias': bool(antialias)}
+    settings = {'size': new, 'mode': mode, 'antialias': bool(antialias)}
     if method == 'dino':  # as in its code
       scale = [(n + 0.1) / old for n, old in zip(new, (3, 4), strict=True)]
-      how = {'scale_factor': scale, 'mode': 'bicubic'}
-    y = torch.nn.functional.interpolate(x, align_corners=False, **how)
+      settings = {'scale_factor': scale, 'mode': 'bicubic'}
+    y = torch.nn.functional.interpolate(x, align_corners=False, **settings)
     expected = y.numpy().transpose(0, 2, 3, 1).reshape(1, -1, 7)
-    found = resize.positions(table, (3, 4), new, method)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    actual = resize.positions(table, (3, 4), new, method)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize('method', resize.METHODS)
@@ -151,8 +151,8 @@ def test_rows_and_columns_are_not_confused():
     y, x = np.mgrid[0 : 1 : h * 1j, 0 : 10 : w * 1j]
     return (y + x).reshape(1, h * w, 1)
 
-  found = resize.positions(plane(3, 4), (3, 4), (5, 2), 'corner')
-  np.testing.assert_allclose(found, plane(5, 2), atol=1e-6)
+  actual = resize.positions(plane(3, 4), (3, 4), (5, 2), 'corner')
+  np.testing.assert_allclose(actual, plane(5, 2), atol=1e-6)
 
 
 def test_an_unknown_method_names_the_known_ones():
@@ -172,18 +172,18 @@ def test_grown_kernel_gives_grown_patches_the_same_tokens(new):
   kernel, patch = random_images(4, 5, 3, 6), random_images(4, 5, 3)
   grown = jax.image.resize(patch, (*new, 3), 'linear', antialias=False)
   expected = np.einsum('pqc,pqcd->d', patch, kernel)
-  found = np.einsum('pqc,pqcd->d', grown, resize.patch_kernel(kernel, new))
-  np.testing.assert_allclose(found, expected, atol=1e-4)
+  actual = np.einsum('pqc,pqcd->d', grown, resize.patch_kernel(kernel, new))
+  np.testing.assert_allclose(actual, expected, atol=1e-4)
 
 
 def test_shrunk_kernel_is_the_nearest_over_white_noise():
   kernel, new = random_images(8, 6, 1, 2), (4, 3)
   basis = np.eye(48).reshape(48, 8, 6)
   shrink = jax.image.resize(basis, (48, *new), 'linear', antialias=False)
-  wanted = kernel.reshape(48, 2)
-  best = np.linalg.lstsq(shrink.reshape(48, 12), wanted, rcond=None)[0]
-  found = resize.patch_kernel(kernel, new).reshape(12, 2)
-  np.testing.assert_allclose(found, best, atol=1e-5)
+  expected = kernel.reshape(48, 2)
+  best = np.linalg.lstsq(shrink.reshape(48, 12), expected, rcond=None)[0]
+  actual = resize.patch_kernel(kernel, new).reshape(12, 2)
+  np.testing.assert_allclose(actual, best, atol=1e-5)
 
 
 def test_model_with_a_larger_patch_is_the_same_function():
@@ -259,14 +259,14 @@ def test_standardized_kernels_ignore_a_new_alpha(family):
 
 def test_standardized_kernel_of_grey_images_keeps_its_filters():
   kernel = random_images(7, 7, 3, 4) + 1
-  found = resize.channels(kernel, 1, is_standardized=True)
+  actual = resize.channels(kernel, 1, is_standardized=True)
   summed = kernel.sum(axis=2, keepdims=True)
-  for x, y in zip(found.T, summed.T, strict=True):
+  for x, y in zip(actual.T, summed.T, strict=True):
     assert np.corrcoef(x.ravel(), y.ravel())[0, 1] == pytest.approx(1)
-  np.testing.assert_allclose(found.std((0, 1, 2)), kernel.std((0, 1, 2)), 1e-4)
+  np.testing.assert_allclose(actual.std((0, 1, 2)), kernel.std((0, 1, 2)), 1e-4)
   # One grey kernel repeated for equal colours scales all filters alike.
-  colour = resize.channels(found, 3, is_standardized=True)
-  np.testing.assert_allclose(colour, np.repeat(found, 3, axis=2), atol=1e-5)
+  colour = resize.channels(actual, 3, is_standardized=True)
+  np.testing.assert_allclose(colour, np.repeat(actual, 3, axis=2), atol=1e-5)
 
 
 # Tokens and positions.

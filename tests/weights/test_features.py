@@ -83,8 +83,8 @@ def test_attention_of_scanned_layers_costs_no_second_pass():
 def test_features_are_the_tokens_of_chosen_layers():
   vit, images = planted.loaded(planted.tiny()), planted.images()
   tokens = captured(vit, images)[1]['intermediates']['tokens']
-  found = vit_jax.features(vit, images, layers=[-1, 0])
-  np.testing.assert_allclose(found, tokens[jnp.array([2, 0])], atol=1e-5)
+  actual = vit_jax.features(vit, images, layers=[-1, 0])
+  np.testing.assert_allclose(actual, tokens[jnp.array([2, 0])], atol=1e-5)
   assert vit_jax.features(vit, images).shape == tokens.shape
   assert vit_jax.features(vit, images, layers=[]).shape == (
     0,
@@ -137,9 +137,9 @@ def test_large_attention_is_held_for_few_images_at_a_time(monkeypatch):
 )
 def test_embeddings_are_what_the_head_reads(model, width):
   vit, images = planted.loaded(model), planted.images()
-  found = vit_jax.embeddings(vit, images)
-  assert found.shape == (5, width) and found.dtype == np.float32
-  logits = found @ vit.params['head']['kernel'] + vit.params['head']['bias']
+  actual = vit_jax.embeddings(vit, images)
+  assert actual.shape == (5, width) and actual.dtype == np.float32
+  logits = actual @ vit.params['head']['kernel'] + vit.params['head']['bias']
   expected = apply(model, vit.params, images)
   np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 

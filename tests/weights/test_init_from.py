@@ -77,8 +77,8 @@ def test_the_checkpoint_decides_what_is_open(checkpoint):
   e = experiment_lib.build(config)
   model = e.config.model
   for key, value in FIELDS.items():
-    wanted = EXPECTED.get(key, value)
-    assert model[key] == wanted, key
+    expected = EXPECTED.get(key, value)
+    assert model[key] == expected, key
   assert model.num_classes == 10
   # Three channels' became one's.
   assert e.config.data.mean == pytest.approx((0.5,))
@@ -111,14 +111,14 @@ def test_a_run_resumes_and_loads_without_the_checkpoint(checkpoint, tmp_path):
   (cut / 'DONE').unlink()
   shutil.rmtree(source)
   assert loop.run(config, str(cut)).status == 0
-  (expected, found) = (vit_jax.load(path) for path in (whole, cut))
-  jax.tree.map(np.testing.assert_array_equal, expected.params, found.params)
+  (expected, actual) = (vit_jax.load(path) for path in (whole, cut))
+  jax.tree.map(np.testing.assert_array_equal, expected.params, actual.params)
   assert (
     expected.model.block.mlp.gelu == 'exact' and expected.model.registers == 2
   )
   assert expected.preprocess.mean == pytest.approx((0.5,))
   assert expected.preprocess.interpolation == 'bicubic'
-  assert found.preprocess == expected.preprocess
+  assert actual.preprocess == expected.preprocess
   config.init_from.path = str(checkpoint)
   with pytest.raises(UserError, match=r'init_from\.path: '):
     loop.run(config, str(cut))
@@ -220,13 +220,13 @@ def test_the_interpolation_is_the_checkpoints(checkpoint, given, wanted):
 def test_how_positions_are_resized_is_kept(checkpoint, tmp_path):
   """A run that begins with DINO's encoder resizes as DINO does."""
   loaded = vit_jax.load(checkpoint).adapted(num_classes=0)
-  theirs = tmp_path / 'dino.safetensors'
+  expected = tmp_path / 'dino.safetensors'
   model = describing.with_keys(loaded.model, registers=0, block='block')
   params = models.init_params(model, jax.random.key(3), (16, 16, 3))
   rules = timm_vit.VIT.rules(values.model_values(model))
   arrays = dict(tables.write(rules, params))
-  containers.write_safetensors(theirs, arrays, {})
-  config = tuned(theirs, train__duration='3 steps')
+  containers.write_safetensors(expected, arrays, {})
+  config = tuned(expected, train__duration='3 steps')
   config.model.num_heads = 2
   workdir = tmp_path / 'run'
   assert loop.run(config, str(workdir)).status == 0

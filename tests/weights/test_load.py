@@ -233,21 +233,21 @@ def test_commands_say_which_checkpoint_they_read(
     assert ('the newest is of step 12' in caplog.text) == (step == 4)
     return capsys.readouterr().out
 
-  told = [
+  errors = [
     json.loads(found(evaluate, *split, '--format=json')),
     *json.loads(found(predict, tmp_path / 'x.png', '--format=json')),
     json.loads(found(summary, '--nomemory', '--format=json')),
   ]
   found(embed, *split, f'--out={tmp_path}/x.npz')
   with np.load(tmp_path / 'x.npz') as file:
-    told.append({'checkpoint': json.loads(str(file['checkpoint']))})
+    errors.append({'checkpoint': json.loads(str(file['checkpoint']))})
   out = tmp_path / 'inside'
   found(pictures, '--only=positions', f'--out={out}')
-  told.append(json.loads((out / 'numbers.json').read_text()))
-  for each in told:
-    assert each['checkpoint']['step'] == step
-    assert each['checkpoint']['kind'] == kind
-    assert each['checkpoint']['averaged'] is True
+  errors.append(json.loads((out / 'numbers.json').read_text()))
+  for error in errors:
+    assert error['checkpoint']['step'] == step
+    assert error['checkpoint']['kind'] == kind
+    assert error['checkpoint']['averaged'] is True
   assert f'{step}, the {kind} checkpoint' in (out / 'report.html').read_text()
 
 

@@ -40,10 +40,10 @@ def _random(words=None, kind=text.TextTower, **fields):
   return model, params
 
 
-def _assert_same(found, model, params):
-  assert found.model.text == model.text
-  assert found.image_size == _SIZE
-  jax.tree.map(np.testing.assert_array_equal, found.params, params)
+def _assert_same(actual, model, params):
+  assert actual.model.text == model.text
+  assert actual.image_size == _SIZE
+  jax.tree.map(np.testing.assert_array_equal, actual.params, params)
 
 
 @pytest.mark.parametrize('stacked', [False, True])
@@ -184,6 +184,6 @@ def test_padding_does_not_change_what_bert_reads():
   model, params = _random(kind=text.Bert)
   tokens = np.array([[3, 4, 0, 0, 0], [5, 6, 7, 8, 1]])
   apply = jax.jit(lambda x: model.text.apply({'params': params['text']}, x))
-  found, short = apply(tokens)['features'], apply(tokens[:, :2])['features']
-  np.testing.assert_allclose(found[0], short[0], atol=1e-5)
-  assert abs(found[1] - short[1]).max() > 1e-3
+  actual, short = apply(tokens)['features'], apply(tokens[:, :2])['features']
+  np.testing.assert_allclose(actual[0], short[0], atol=1e-5)
+  assert abs(actual[1] - short[1]).max() > 1e-3

@@ -1,13 +1,10 @@
 """The image files that a command line names: found, decoded, in batches."""
 
 import codecs
-import collections
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
-import concurrent.futures
 import glob
-import itertools
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -103,7 +100,7 @@ def decoded_batches(
   """
   import numpy as np
 
-  from vit_jax.data.host import batches
+  from vit_jax.data.host import threads
 
   def read(path: str) -> 'tuple[str, np.ndarray | UserError]':
     try:
@@ -111,26 +108,18 @@ def decoded_batches(
     except UserError as e:
       return path, e
 
-  pool = concurrent.futures.ThreadPoolExecutor(batches.num_cores())
-  remaining = (pool.submit(read, path) for path in paths)
   names: list[str] = []
   images: list[np.ndarray] = []
-  try:
-    waiting = collections.deque(itertools.islice(remaining, _AHEAD * size))
-    while waiting:
-      path, image = waiting.popleft().result()
-      waiting.extend(itertools.islice(remaining, 1))
-      progress(1)
-      if isinstance(image, UserError):
-        report(image)
-        continue
-      names.append(path)
-      images.append(image)
-      if len(images) == size:
-        yield names, {'image': np.stack(images)}
-        names, images = [], []
-  finally:
-    pool.shutdown(cancel_futures=True)
+  for path, image in threads.in_threads(read, paths, _AHEAD * size):
+    progress(1)
+    if isinstance(image, UserError):
+      report(image)
+      continue
+    names.append(path)
+    images.append(image)
+    if len(images) == size:
+      yield names, {'image': np.stack(images)}
+      names, images = [], []
   if images:
     padding = [np.zeros_like(images[0])] * (size - len(images))
     yield names, {'image': np.stack(images + padding)}
@@ -154,11 +143,7 @@ def _expand(name: str) -> list[str]:
 
   if os.path.isdir(name):
     media = video_files.ENDINGS + sound_files.ENDINGS
-    return (
-      folder.images_below(name)
-      or scans.below(name)
-      or folder.below(name, media)
-    )
+    return folder.below(name) or scans.below(name) or folder.below(name, media)
   if os.path.lexists(name) or not glob.has_magic(name):
     return [name]
   # Names with a dot are matched only where the pattern has it, too.

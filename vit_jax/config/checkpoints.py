@@ -5,7 +5,7 @@ from collections.abc import Mapping
 _GOOGLE = 'gs://vit_models'
 
 # Checkpoints pre-trained on ImageNet-21k: the ViT paper's, and for other sizes
-# those of AugReg (arXiv:2106.10270) with the best final_val in its index.csv.
+# AugReg's (arXiv:2106.10270) with the best final_val in its index.csv.
 # Mixer: arXiv:2105.01601. BiT-M: arXiv:1912.11370.
 CHECKPOINTS: Mapping[str, str] = {
   'ViT-B/16': f'{_GOOGLE}/imagenet21k/ViT-B_16.npz',

@@ -302,8 +302,8 @@ def _data() -> ml_collections.ConfigDict:
   # 'bilinear' without one.
   data.interpolation = ''
   # 'timm' or 'transformers': resizing and cropping use Pillow and that
-  # library's rounding of sizes and offsets, so that pixels equal those of the
-  # library. '': our own resizing.
+  # library's rounding of sizes and offsets, so that pixels equal the library's.
+  # '': our own resizing.
   data.resize_like = ''
   # Number of processes that read and decode images. 0: threads of the main
   # process do.
@@ -348,7 +348,7 @@ def _augment() -> ml_collections.ConfigDict:
   # of the image's area, and ratio=(0.3, 10/3), that of height / width. '':
   # none.
   augment.erase = ''
-  # Mixup adds an image and its label to those of its neighbour in the batch.
+  # Mixup adds an image and its label to its neighbour's in the batch.
   # The weight of the neighbour is drawn from Beta(alpha, alpha), and this is
   # alpha. 0: off.
   augment.mixup = 0.0

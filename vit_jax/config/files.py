@@ -204,7 +204,7 @@ def _run(path: str, file: str, name: str) -> _Run:
 
 
 def _register(module: types.ModuleType, names: list[str]) -> None:
-  """Lets Python find a module by those of the names that are free."""
+  """Lets Python find a module by its names, as far as these are free."""
   sys.modules.update({x: module for x in names if _is_free(x)})
 
 

@@ -47,7 +47,7 @@ def option_values(
 ) -> dict[str, Any]:
   """Returns the options that a text gives a class or a function, by name.
 
-  Values without a name are those of the first options.
+  Values without a name are for the first options.
 
   Args:
     make: The class or the function.

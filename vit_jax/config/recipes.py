@@ -427,7 +427,7 @@ def setr(head: str, dataset: str, data: str) -> ml_collections.ConfigDict:
 def cifar10() -> ml_collections.ConfigDict:
   """Returns a config for CIFAR-10: 45,000 images to train on, 5,000 held out.
 
-  The split is the tutorial's; mean and std are those of its pixels.
+  The split is the tutorial's. Mean and std are of its pixels.
   """
   config = config_lib.default()
   config.data.name = 'cifar10'
@@ -477,8 +477,8 @@ def muon(config: ml_collections.ConfigDict) -> None:
 def cifar10_captioned(arg: str) -> ml_collections.ConfigDict:
   """Returns the common part of learning CIFAR-10 with captions.
 
-  Captions are made of the names of the classes. The templates of the
-  evaluations are not among those of training.
+  Captions are made of the names of the classes. Training has none of the
+  templates of the evaluations.
   """
   config = cifar10_trained(arg)
   config.data.tokenizer = 'words'

@@ -190,8 +190,8 @@ def extend(instance: object, extension: type) -> None:
 
   Args:
     instance: The object; its class becomes one that inherits from both.
-    extension: A class with the base of the object's. Its methods call those of
-      the object by `super()`.
+    extension: A class with the base of the object's. Its methods call the
+      object's by `super()`.
   """
   cls = type(instance)
   names = ('__doc__', '__module__', '__qualname__')

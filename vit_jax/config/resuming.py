@@ -38,7 +38,7 @@ OPEN_ENDED = ('constant', 'rsqrt', 'wsd')
 def fill(
   config: ml_collections.ConfigDict, stored: ml_collections.ConfigDict
 ) -> ml_collections.ConfigDict:
-  """Fills unset values of a config with those of the run that it resumes.
+  """Fills unset values of a config from the run that it resumes.
 
   These are values that otherwise come from the data and the checkpoint at
   init_from.path: the number of classes and of their images, bits and intensity

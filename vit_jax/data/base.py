@@ -121,8 +121,8 @@ class Source(abc.ABC):
     """Checks the targets of examples, if that takes no reading of files."""
 
   @property
-  def has_target_columns(self) -> bool:
-    """Whether `column` reads no examples."""
+  def holds_columns(self) -> bool:
+    """Whether `column` reads no examples; by default if a class defines it."""
     return type(self).column is not Source.column
 
   def column(self, name: str) -> np.ndarray:

@@ -38,7 +38,7 @@ def attach(
   if not data.tokenizer:
     if 'text' not in source.features:
       return source
-    return wrapped.WrappedSource(source, ('',), features=features)
+    return wrapped.WrappedSource(source, ('',), features)
   words: tuple[str, ...] = ()
   if data.tokenizer == tokenizers.WORDS:
     words = tuple(data.words)
@@ -56,15 +56,13 @@ def attach(
     words,
     cuts=data.text_too_long == 'cut',
   )
+  features['text'] = text
   captions = by_class(source, config)
-  return wrapped.WrappedSource(
-    source,
-    (text.digest, *itertools.chain.from_iterable(captions)),
-    features={**features, 'text': text},
-    derived=wrapped.Derived('text', 'label', captions.__getitem__)
-    if captions
-    else None,
-  )
+  if not captions:
+    return wrapped.WrappedSource(source, (text.digest,), features)
+  facts = text.digest, *itertools.chain.from_iterable(captions)
+  derive = captions.__getitem__
+  return wrapped.DerivedSource(source, facts, features, 'text', 'label', derive)
 
 
 def by_class(

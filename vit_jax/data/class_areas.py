@@ -16,7 +16,7 @@ from vit_jax.data.host import maps
 from vit_jax.data.host import threads
 
 _FEW, _FEW_SCANS = 64, 8  # maximum number of maps that a run reads as it starts
-_GROUP = 16  # maximum number of maps that threads read ahead of the counting
+_AHEAD = 16  # maximum number of maps that threads read ahead of the counting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ def check(split: str, source: base.Source, name: str) -> None:
 
   areas = ClassAreas(feature, np.zeros(len(feature.classes) + 1, np.int64), 0)
   positions = stored_lib.sample(source, _FEW_SCANS if is_volume else _FEW)
-  for places in threads.in_threads(read, positions, at_once=_GROUP):
+  for places in threads.in_threads(read, positions, ahead=_AHEAD):
     areas = ClassAreas(feature, areas.places + places, areas.maps + 1)
     if not areas.absent():
       return

@@ -30,7 +30,7 @@ class Codes:
   colours: tuple[tuple[int, int, int], ...] = ()
   image_suffix: str = ''  # end of an image's name
   suffix: str = ''  # end of a map's name
-  classes: tuple[str, ...] = ()  # names of the classes; (): those of the data
+  classes: tuple[str, ...] = ()  # names of the classes; (): the data has them
 
   def feature(
     self, classes: tuple[str, ...], class_list: str

@@ -174,11 +174,9 @@ class Map(Feature, abc.ABC):
 
   Attributes:
     ignore: Value of places that do not count, and of those that padding adds.
-    reader: Function that reads the map of an example on the host.
   """
 
   ignore: int
-  reader: ClassVar[str] = 'vit_jax.data.host.maps:read'
 
   @property
   @abc.abstractmethod

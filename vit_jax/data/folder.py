@@ -202,8 +202,8 @@ def class_names(
 ) -> tuple[str, ...]:
   """Returns the names of the classes, sorted, from the folder of each split.
 
-  They are those of train. Without train, as where a model is only measured,
-  they are those of the chosen splits.
+  They are train's. Without train, as where a model is only measured, they are
+  the classes of the chosen splits.
   """
   if 'train' in folders:
     return subfolders(folders['train'])
@@ -220,19 +220,12 @@ def read_image(path: str) -> bytes:
       return file.read()
 
 
-def below(folder: str, endings: tuple[str, ...]) -> list[str]:
+def below(folder: str, endings: tuple[str, ...] = ENDINGS) -> list[str]:
   """Returns the paths of the files below a folder with some endings, sorted."""
   return sorted(
     os.path.join(folder, name)
-    for name, _ in walk(folder)
-    if name.lower().endswith(endings)
-  )
-
-
-def images_below(folder: str) -> list[str]:
-  """Returns the paths of all images below a folder, sorted."""
-  return sorted(
-    os.path.join(folder, name) for name, is_image in walk(folder) if is_image
+    for name, is_file in walk(folder)
+    if is_file and name.lower().endswith(endings)
   )
 
 
@@ -335,13 +328,17 @@ def _holds_classes(folder: str) -> bool:
     return False
   if not _holds_images(folder):
     return True
-  in_folders = ['/' in name for name, is_image in walk(folder) if is_image]
+  files = (name for name, is_file in walk(folder) if is_file)
+  in_folders = ['/' in name for name in files if _is_image(name)]
   return 2 * sum(in_folders) > len(in_folders)
 
 
 def _holds_images(folder: str) -> bool:
   with os.scandir(folder) as entries:
-    return any(map(_is_image, entries))
+    return any(
+      _is_image(x.name) and not leftovers.is_hidden(x.name) and x.is_file()
+      for x in entries
+    )
 
 
 def subfolders(folder: str) -> tuple[str, ...]:
@@ -382,13 +379,10 @@ def look_into(
   images: list[str] = []
   ignored: list[str] = []
   frames: set[str] = set()  # folders that hold images
-  for name, is_image in walk(folder):
-    is_example = is_image
-    if kind != IMAGES:
-      is_example = name.lower().endswith(kind.endings)
-    if kind.in_folders and is_image and name.count('/') > 1:
+  for name, is_file in walk(folder):
+    if kind.in_folders and is_file and _is_image(name) and name.count('/') > 1:
       frames.add(os.path.dirname(name))
-    elif is_example and '/' in name:
+    elif is_file and name.lower().endswith(kind.endings) and '/' in name:
       images.append(name)
     else:
       ignored.append(name)
@@ -446,7 +440,7 @@ def split_name(name: str) -> str:
 
 
 def walk(folder: str) -> Iterator[tuple[str, bool]]:
-  """Yields the files below a folder as ('class/a.png', whether an image).
+  """Yields the files below a folder as ('class/a.png', whether a file).
 
   Links are followed, but not to a folder that holds the link. What is left out,
   as hidden files and work directories of runs, is logged at the end.
@@ -479,12 +473,11 @@ def _walk(
         inner, outer = f'{prefix}{entry.name}/', ancestors | {folder_id}
         yield from _walk(entry.path, inner, outer, left_out)
       else:
-        yield prefix + entry.name, _is_image(entry)
+        yield prefix + entry.name, entry.is_file()
 
 
-def _is_image(entry: os.DirEntry[str]) -> bool:
-  is_named_so = entry.name.lower().endswith(ENDINGS)
-  return is_named_so and not leftovers.is_hidden(entry.name) and entry.is_file()
+def _is_image(name: str) -> bool:
+  return name.lower().endswith(ENDINGS)
 
 
 @functools.cache  # data is often opened for several slices

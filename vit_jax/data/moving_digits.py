@@ -2,8 +2,8 @@
 
 One of scikit-learn's digits moves on noise in one of eight directions, and
 comes back at the other side, so that all places are equally likely in each
-frame: a single frame does not tell the direction. The digits of test are none
-of those of train. In comments: T frames, H, W sides of a frame.
+frame: a single frame does not tell the direction. No digit of test is in train.
+In comments: T frames, H, W sides of a frame.
 """
 
 from typing import Any

@@ -14,11 +14,12 @@ annotations/training.
 
 Pascal VOC lists the pairs: ImageSets/Segmentation/train.txt, and val and test,
 have one NAME a line. The lists may also be in ImageSets itself. Without
-classes.txt, the classes are those of Pascal VOC.
+classes.txt, the classes are Pascal VOC's.
 """
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Mapping
 import itertools
 import os
 
@@ -187,7 +188,7 @@ def split_folders(root: str) -> dict[str, Pair]:
 def match(
   images: str,
   maps: str,
-  below: Callable[[str], list[str]] = folder.images_below,
+  below: Callable[[str], list[str]] = folder.below,
   stem: Callable[[str], str] = lambda path: os.path.splitext(path)[0],
   suffixes: tuple[str, str] = ('', ''),
 ) -> list[Pair]:
@@ -289,18 +290,29 @@ def voc_lists(root: str) -> dict[str, str]:
 def _listed_pairs(root: str, path: str) -> list[Pair]:
   """Returns the images and maps of a list, ordered by a hash of their names."""
   with explained(f'{path} cannot be read', OSError, UnicodeDecodeError):
-    names = sorted(set(safe_io.read_text(path).split()))
+    names = set(safe_io.read_text(path).split())
+  images, maps = folder.VOC_IMAGES, _VOC_MAPS
+  listed = {x: (f'{images}/{x}.jpg', f'{maps}/{x}.png') for x in names}
+  return existing(root, path, listed)
+
+
+def existing(
+  root: str, list_path: str, listed: Mapping[str, Pair]
+) -> list[Pair]:
+  """Returns the pairs of a list by their names, ordered by a hash of these.
+
+  The paths of `listed` are below `root`. Each must be that of a file.
+  """
   path_pairs = []
-  for name in sorted(names, key=base.hash_order):
-    image_and_map = (
-      os.path.join(root, folder.VOC_IMAGES, f'{name}.jpg'),
-      os.path.join(root, _VOC_MAPS, f'{name}.png'),
+  for name in sorted(listed, key=base.hash_order):
+    image, labels = (
+      os.path.join(root, os.path.normpath(x)) for x in listed[name]
     )
-    for file_path in image_and_map:
-      if not os.path.isfile(file_path):
+    for path in (image, labels):
+      if not os.path.isfile(path):
         raise UserError(
-          f'{path} names {name}, but there is no {file_path}: add it, or take'
+          f'{list_path} names {name}, but there is no {path}: add it, or take'
           ' the name out'
         )
-    path_pairs.append(image_and_map)
+    path_pairs.append((image, labels))
   return path_pairs

@@ -135,7 +135,7 @@ class Preprocess:
   def target(self) -> features_lib.Target:
     """The feature that the logits predict; without `outputs`, a label.
 
-    The names of a label are those of `classes`, which a user may have edited.
+    A label has the names in `classes`, which a user may have edited.
     """
     name = self.outputs.get('logits', {}).get('feature')
     target = _feature(self.features[name]) if name else None
@@ -192,7 +192,7 @@ class Preprocess:
 
   @property
   def has_label(self) -> bool:
-    """Whether the logits are those of mutually exclusive classes."""
+    """Whether the logits are of mutually exclusive classes."""
     return isinstance(self.target, features_lib.Label)
 
   def to_dict(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Videos and sounds in folders: `{train,val,test}/<class>/**`.
 
-The folders are those of `folder.py`. A video is a file, or a folder that holds
-its frames as images. Shorter and longer ones are together: `input_kinds.py`
+The folders are as in `folder.py`. A video is a file, or a folder that holds its
+frames as images. Shorter and longer ones are together: `input_kinds.py`
 says what of them is in a batch.
 """
 

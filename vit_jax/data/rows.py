@@ -236,7 +236,7 @@ class RowSource(stored_lib.Table):
     return targets
 
   def _classes_in(self, name: str, row: Row) -> list[str]:
-    """Returns the one class of `label`, or any number of those of `labels`."""
+    """Returns the one class of `label`, or the classes of `labels`."""
     cell = self._cell(self._names[name], row)
     if name == 'labels':
       parts = cell if isinstance(cell, list) else [cell]

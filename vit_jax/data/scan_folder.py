@@ -142,7 +142,7 @@ def find_source(root: str) -> type[base.Source] | None:
     return ScansSource
   if folders := pairs.split_folders(root):
     images, _ = next(iter(folders.values()))
-    has_scans = scans.below(images) and not folder.images_below(images)
+    has_scans = scans.below(images) and not folder.below(images)
     return ScansSource if has_scans else pairs.PairsSource
   return pairs.PairsSource if pairs.voc_lists(root) else None
 
@@ -166,14 +166,5 @@ def _decathlon(root: str) -> tuple[tuple[str, ...], list[pairs.Pair]]:
       f' ({config_lib.one_line(e)}): it needs labels, as {{"0": "background",'
       ' "1": "organ"}, and training, a list of {"image": ..., "label": ...}'
     ) from None
-  path_pairs = []
-  for pair in sorted(listed, key=lambda x: base.hash_order(x[0])):
-    image, labels = (os.path.join(root, os.path.normpath(x)) for x in pair)
-    for file_path in (image, labels):
-      if not os.path.isfile(file_path):
-        raise UserError(
-          f'there is no file {file_path}, which {path} lists: bring it, or'
-          ' remove the pair from the list'
-        )
-    path_pairs.append((image, labels))
+  path_pairs = pairs.existing(root, path, {pair[0]: pair for pair in listed})
   return tuple(by_number[i] for i in range(len(by_number))), path_pairs

@@ -142,7 +142,7 @@ def below(folder: str) -> list[str]:
 def header(path: str, frame: Header | None = None) -> Header:
   """Reads what a file says of a scan, and not its values.
 
-  The scan is turned to the axes of `frame`; None: to those of the body.
+  The scan is turned to the axes of `frame`; None: to the body's axes.
   """
   return _described(path, _open(path), frame)[0]
 
@@ -215,7 +215,7 @@ def read_labels(
 
 
 def distance(scan: Header, labels: Header) -> str:
-  """Returns how a map's places lie apart from those of its scan.
+  """Returns how far a map's places are from its scan's.
 
   The map has the scan's size, and was read with its axes. The phrase says how
   the affines differ; '' if they are the same but for rounding, or not known.

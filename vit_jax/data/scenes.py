@@ -1,7 +1,7 @@
 """Scenes of digits on textured backgrounds, with the class of each pixel.
 
 scikit-learn's digits are enlarged, coloured and pasted beside each other over
-dark waves and noise. The digits of test are none of those of train.
+dark waves and noise. No digit of test is in train.
 """
 
 from typing import Any

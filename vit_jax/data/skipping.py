@@ -43,7 +43,7 @@ def skip_damaged(
     f' {len(example_ids)} examples are left out, which config.data.skip_damaged'
     f' lists: {skipped[0]}, for example'
   )
-  return wrapped.WrappedSource(source, skipped, rows=kept_rows)
+  return wrapped.SelectedSource(source, skipped, kept_rows)
 
 
 def advice(

@@ -1,7 +1,7 @@
 """Log-mel spectrograms of sounds, as integers of 16 bits.
 
-The settings and steps are those of AST (arXiv:2104.01778, section 2.1), which
-PolyViT (arXiv:2111.12993) shares: frames of 25 ms every 10 ms, each without its
+The settings and steps are AST's (arXiv:2104.01778, section 2.1), which PolyViT
+(arXiv:2111.12993) shares: frames of 25 ms every 10 ms, each without its
 mean, with a pre-emphasis and a window; energies of triangular mel bands; their
 natural logarithm. These are the steps of Kaldi's `fbank`, without dither.
 

@@ -1,7 +1,7 @@
 """Split specifications: `train`, `train[:90%]`, `train[:500]+test[50%:]`.
 
-Grammar and rounding are those of TFDS, but work for every source and do not
-import TFDS. As in TFDS, a `%` on either bound applies to both: `[10%:-5]` stops
+Grammar and rounding are as in TFDS, but work for every source, and do not
+import it. As in TFDS, a `%` on either bound applies to both: `[10%:-5]` stops
 five percent before the end.
 """
 

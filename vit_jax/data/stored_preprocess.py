@@ -56,8 +56,8 @@ class _Output(pydantic.BaseModel, extra='allow', strict=True):
 class _Stored(pydantic.BaseModel, extra='forbid', strict=True):
   """Fields as of `data.Preprocess`, with tuples for lists.
 
-  Names of classes may be those of folders, which need not be UTF-8, as
-  pydantic wants a str to be.
+  Classes may have the names of folders, which need not be UTF-8, as pydantic
+  wants a str to be.
   """
 
   classes: tuple[pydantic.InstanceOf[str], ...]

@@ -90,7 +90,7 @@ class TableSource(rows.RowSource):
 
 
 def _read(path: str, named: Collection[str]) -> dict[str, Sequence[Any]]:
-  """Returns the columns of a table by name; `named` are those of the config."""
+  """Returns the columns of a table by name; the config has some, `named`."""
   ending = os.path.splitext(path)[1].lower()
   if ending not in ENDINGS:
     raise UserError(

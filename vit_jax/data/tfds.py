@@ -224,8 +224,8 @@ def _unknown_name(name: str) -> UserError:
 def _captions_key(features: Any) -> str:
   """Returns the key of the captions in a record, '' if there are none.
 
-  They are a text or a sequence of texts, or a sequence of dicts with one, as
-  those of coco_captions are.
+  They are a text or a sequence of texts, or a sequence of dicts with one, as in
+  coco_captions.
   """
   import tensorflow_datasets as tfds
 

@@ -197,7 +197,7 @@ class WordPiece(Tokenizer):
     return [self._first, *encoding.ids]
 
   def decode(self, tokens: Sequence[int]) -> str:
-    """Returns the pieces, those of a word joined."""
+    """Returns the pieces; pieces of one word are joined."""
     special = (self.pad, self._first)
     pieces = [
       self._tokenizer.id_to_token(i) for i in tokens if i not in special

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
+import contextlib
 import dataclasses
 import functools
 from typing import Any
@@ -16,22 +17,8 @@ from vit_jax.data import features as features_lib
 from vit_jax.data import target_kinds
 
 
-@dataclasses.dataclass(frozen=True)
-class Derived:
-  """A value that is made of another one of the same example."""
-
-  name: str  # its feature
-  origin: str  # feature of the other one: a Label or a MultiLabel
-  value: Callable[[Any], Any]  # makes it of the other one, as that is stored
-
-  def from_encoded(self, other: np.ndarray) -> Any:
-    """Returns the value; `other` is encoded, as a column has it."""
-    # Of classes that are present a source has the positions.
-    return self.value(np.flatnonzero(other) if other.ndim else other.item())
-
-
 class WrappedSource(base.Source):
-  """A split made from another: with some of its examples, or other values.
+  """A split made from another, with its examples but other features.
 
   Captions and columns of it read no image, where the other's read none.
 
@@ -43,35 +30,25 @@ class WrappedSource(base.Source):
     self,
     source: base.Source,
     facts: Iterable[str],
-    *,
     features: features_lib.Features | None = None,
-    rows: np.ndarray | None = None,
-    derived: Derived | None = None,
   ):
     """Wraps a split, which `facts` tell from the other in the fingerprint.
 
-    `features` replace those of the other; `rows`, int [N], are positions in it;
-    and `derived` is a value that an example has in place of its own.
+    Without `features` it has the other's.
     """
-    self.source, self._facts, self._derived = source, tuple(facts), derived
+    self.source, self._facts = source, tuple(facts)
     self.features = source.features if features is None else features
-    self._rows = rows
 
   def __len__(self) -> int:
-    return len(self.source if self._rows is None else self._rows)
+    return len(self.source)
 
   def row(self, position: int) -> int:
     """Returns the position of an example in the other split."""
-    return position if self._rows is None else int(self._rows[position])
+    return position
 
   def read(self, position: int) -> base.Example:
-    """Returns an example, as it is stored, but for a value that is derived."""
-    example = self.source.read(self.row(position))
-    if (derived := self._derived) is None:
-      return example
-    value = derived.value(example.values[derived.origin])
-    values = {**example.values, derived.name: value}
-    return dataclasses.replace(example, values=values)
+    """Returns an example, as it is stored."""
+    return self.source.read(self.row(position))
 
   def file(self, position: int) -> str | None:
     """Returns the path of an example's file, None where it has none."""
@@ -87,67 +64,115 @@ class WrappedSource(base.Source):
 
   def captions(self, position: int) -> Sequence[str]:
     """Returns the captions of an example."""
-    if self._derived is None or self._derived.name != 'text':
-      return self.source.captions(self.row(position))
-    column = self._origin_column
-    if column is None:
-      return super().captions(position)
-    captions: Sequence[str] = self._derived.from_encoded(column[position])
-    return captions
-
-  @property
-  def has_target_columns(self) -> bool:
-    """Whether `column` reads no examples."""
-    return self.source.has_target_columns
-
-  @functools.cached_property
-  def _origin_column(self) -> np.ndarray | None:
-    """What a value is derived from, of all examples; None: read each alone.
-
-    A column that a source does not hold would be read whole for one caption,
-    and a wrong label concerns its example alone.
-    """
-    assert self._derived is not None
-    if not self.has_target_columns:
-      return None
-    try:
-      return self._stored_column(self._derived.origin)
-    except UserError:
-      return None
+    return self.source.captions(self.row(position))
 
   def check_targets(self, positions: Iterable[int]) -> None:
     """Checks the targets of examples."""
     self.source.check_targets(map(self.row, positions))
 
+  @property
+  def holds_columns(self) -> bool:
+    """Whether the other split holds columns."""
+    return self.source.holds_columns
+
   def column(self, name: str) -> np.ndarray:
     """Returns a target of all examples, [N, ...]."""
-    target = features_lib.targets(self.features)[name]
-    if self._derived is not None and self._derived.name == name:
-      column = self._stored_column(self._derived.origin)
-      values = map(self._derived.from_encoded, column)
-      return np.stack([target.encode(x, name) for x in values])
-    if target != self.source.features.get(name):
+    if self.features[name] != self.source.features.get(name):
       return super().column(name)
-    return self._stored_column(name)
-
-  def _stored_column(self, name: str) -> np.ndarray:
-    """Returns a target of the other split, of the examples that are here."""
-    try:
-      column = self.source.column(name)
-    except UserError:  # perhaps of an example that is left out
-      if self._rows is None:
-        raise
-      return super().column(name)
-    return column if self._rows is None else column[self._rows]
+    return self.source.column(name)
 
   def fingerprint(self) -> str:
     """Returns a digest of the other split's fingerprint and of the facts."""
     return base.digest([self.source.fingerprint(), *self._facts])
 
 
+class SelectedSource(WrappedSource):
+  """Some of the examples of another split."""
+
+  def __init__(
+    self, source: base.Source, facts: Iterable[str], rows: np.ndarray
+  ):
+    """Selects positions in the other split, int [N]."""
+    super().__init__(source, facts)
+    self._rows = rows
+
+  def __len__(self) -> int:
+    return len(self._rows)
+
+  def row(self, position: int) -> int:
+    """Returns the position of an example in the other split."""
+    return int(self._rows[position])
+
+  def column(self, name: str) -> np.ndarray:
+    """Returns a target of all examples, [N, ...]."""
+    try:
+      return self.source.column(name)[self._rows]
+    except UserError:  # perhaps of an example that is left out
+      return base.Source.column(self, name)
+
+
+class DerivedSource(WrappedSource):
+  """Examples of another split with a value that is made of another value."""
+
+  def __init__(
+    self,
+    source: base.Source,
+    facts: Iterable[str],
+    features: features_lib.Features,
+    name: str,
+    origin: str,
+    derive: Callable[[Any], Any],
+  ):
+    """Gives examples a value of the feature `name` in place of their own.
+
+    `derive` makes it of the value of `origin`, a Label or a MultiLabel, as that
+    is stored.
+    """
+    super().__init__(source, facts, features)
+    self._name, self._origin, self._derive = name, origin, derive
+
+  def read(self, position: int) -> base.Example:
+    """Returns an example, as it is stored, but for the value."""
+    example = self.source.read(position)
+    value = self._derive(example.values[self._origin])
+    values = {**example.values, self._name: value}
+    return dataclasses.replace(example, values=values)
+
+  def captions(self, position: int) -> Sequence[str]:
+    """Returns the captions of an example."""
+    if self._name != 'text':
+      return self.source.captions(position)
+    # A column that a source does not hold would be read whole for one caption,
+    # and a wrong label concerns its example alone.
+    values = None
+    if self.holds_columns:
+      with contextlib.suppress(UserError):
+        values = self._values
+    if values is None:
+      return base.Source.captions(self, position)
+    return values[position]
+
+  @functools.cached_property
+  def _values(self) -> list[Any]:
+    """The derived value of all examples, in order."""
+    column = self.source.column(self._origin)
+    # Of classes that are present the positions, as a source has them.
+    stored = (
+      column.tolist() if column.ndim == 1 else map(np.flatnonzero, column)
+    )
+    return [self._derive(x) for x in stored]
+
+  def column(self, name: str) -> np.ndarray:
+    """Returns a target of all examples, [N, ...]."""
+    if name != self._name:
+      return super().column(name)
+    target = features_lib.targets(self.features)[name]
+    return np.stack([target.encode(x, name) for x in self._values])
+
+
 def relabel(
   source: base.Source, name: str, classes: Sequence[str]
-) -> WrappedSource:
+) -> DerivedSource:
   """Returns a split whose MultiLabel of a name has the classes of a model."""
   source_classes = source.features[name].names
   if missing := [x for x in source_classes if x not in classes]:
@@ -158,12 +183,9 @@ def relabel(
     )
   positions = [list(classes).index(x) for x in source_classes]
   feature = target_kinds.MultiLabel(tuple(classes))
-  return WrappedSource(
-    source,
-    classes,
-    features={**source.features, name: feature},
-    derived=Derived(name, name, functools.partial(_model_positions, positions)),
-  )
+  features = {**source.features, name: feature}
+  derive = functools.partial(_model_positions, positions)
+  return DerivedSource(source, classes, features, name, name, derive)
 
 
 def _model_positions(

@@ -90,7 +90,7 @@ def embed_folder(
   something has changed, also the digest of the model. `embed` reports which
   images cannot be read.
   """
-  paths = folder_lib.images_below(folder)
+  paths = folder_lib.below(folder)
   if not paths:
     raise UserError(f'{folder} has no images')
   cached = Gallery.read(cache)

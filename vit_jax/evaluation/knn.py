@@ -109,8 +109,8 @@ def vote(
   """Returns the sums of the neighbours' votes, float64 [M, classes].
 
   The neighbours have cosine similarities, the largest first, and labels, [M, k]
-  each. The nearest one's weight is 1. With a lower `temperature`, those of the
-  others are smaller.
+  each. The nearest one's weight is 1. A lower `temperature` makes other
+  weights smaller.
   """
   similarity = similarity.astype(np.float64)
   weights = np.exp((similarity - similarity[:, :1]) / temperature)

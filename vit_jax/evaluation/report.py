@@ -26,8 +26,8 @@ def summarize(
 ) -> dict[str, Any]:
   """Returns what `--format=json` prints.
 
-  The results are accuracy and loss, as measured by the objective, and names are
-  those of the model's classes. There is at least one example.
+  The results are accuracy and loss, as the objective measures them. The names
+  are of the model's classes. There is at least one example.
   """
   total, k = predictions.top.shape
   hits = predictions.top == predictions.label[:, None]

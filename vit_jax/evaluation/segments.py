@@ -193,8 +193,8 @@ def objects(
   An object is a connected part of a class, also across corners. The counts are
   of labelled objects; of labelled objects without any place that is predicted
   so; and of predicted objects without any place that is labelled so. A
-  percentile of distances can miss a small object, and these counts cannot. The
-  arguments are those of `distances`.
+  percentile of distances can miss a small object, and these counts cannot.
+  `distances` has the same arguments.
   """
   result = np.zeros((len(labels), 3, classes), np.int64)
   for i, k, label, guess in _present(labels, predicted, ignore):
@@ -240,20 +240,15 @@ def intervals(
 ) -> dict[str, tuple[float, float]]:
   """Returns 95% intervals of overlaps, by drawing images with replacement.
 
-  They are percentiles of 1,000 draws of as many images (Efron's bootstrap): how
-  much a measure would differ on other images of the same kind. The `areas` are
-  those of all images, int [N, 3, K].
+  The `areas` are the areas of all images, int [N, 3, K].
 
   Returns:
     Least and greatest value by the name of the measure; {} for one image.
   """
-  count = len(areas)
-  if count < 2:
+  if len(areas) < 2:
     return {}
-  rng = np.random.default_rng(0)
-  times = rng.multinomial(count, np.full(count, 1 / count), size=_DRAWS)
-  flat = areas.reshape(count, -1).astype(np.float64)
-  sums = (times @ flat).reshape(_DRAWS, *areas.shape[1:])
+  flat = areas.reshape(len(areas), -1).astype(np.float64)
+  sums = (_drawn_images(len(areas)) @ flat).reshape(_DRAWS, *areas.shape[1:])
   drawn = area_overlaps(sums)
   means = {
     'accuracy': drawn.total,
@@ -267,18 +262,28 @@ def intervals(
   return {name: _middle(x) for name, x in means.items()}
 
 
+def _drawn_images(count: int) -> np.ndarray:
+  """Returns how often each of 1,000 draws has each image, int [draws, images].
+
+  A draw has as many images as there are (Efron's bootstrap). Percentiles over
+  draws say how much a measure would differ on other images of the same kind.
+  """
+  rng = np.random.default_rng(0)
+  return rng.multinomial(count, np.full(count, 1 / count), size=_DRAWS)
+
+
 def mean_distances(
   distances: np.ndarray, names: Sequence[str]
 ) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
   """Returns mean distances of classes, and intervals as `intervals` does.
 
-  The `distances` are those of all images, [N, K]. The mean over classes,
-  `hausdorff95`, leaves out a class 'background'.
+  `hausdorff95` is the mean over classes, but for a class 'background'. The
+  `distances` of all images are [N, K].
   """
   foreground = [i for i, name in enumerate(names) if name != 'background']
-  rng = np.random.default_rng(0)
-  rows = rng.integers(0, len(distances), (_DRAWS, len(distances)))
-  drawn = np.stack([_row_means(distances[x].T) for x in rows])  # [draws, K]
+  times, exists = _drawn_images(len(distances)), ~np.isnan(distances)
+  with np.errstate(invalid='ignore'):  # of a draw without the class: nan
+    drawn = (times @ np.nan_to_num(distances)) / (times @ exists)  # [draws, K]
   of_class = _row_means(distances.T)
   means = {'hausdorff95': mean(of_class[foreground])}
   bounds = {'hausdorff95': _middle(_row_means(drawn[:, foreground]))}

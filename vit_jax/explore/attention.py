@@ -42,7 +42,7 @@ def attention_maps(
   goes to tokens that are not patches.
   """
   queries, grid = shown_queries(vit, query), features.patch_grid(vit)
-  return features.reduced_one(
+  return features.reduced_array(
     vit, images, 'attention', lambda x: maps(x, grid, queries), axis=1
   )
 
@@ -105,7 +105,7 @@ def attention_rollout(vit: weights.Loaded, images: Any) -> np.ndarray:
   It is `rollout`, read at the tokens that the head reads. A map sums to at most
   one, as the rest comes from tokens that are not patches.
   """
-  return features.reduced_one(
+  return features.reduced_array(
     vit, images, 'attention', lambda x: read_out(vit, rollout(x)), axis=0
   )
 
@@ -134,7 +134,7 @@ def attention_distance(vit: weights.Loaded, images: Any) -> np.ndarray:
   """
   geometry = features.patch_grid(vit), patch_size(vit)
   prefix = features.prefix_length(vit)
-  return features.reduced_one(
+  return features.reduced_array(
     vit, images, 'attention', lambda x: distances(x, *geometry, prefix), axis=1
   ).mean(axis=1)
 
@@ -183,9 +183,9 @@ def attention_entropy(vit: weights.Loaded, images: Any) -> np.ndarray:
 
   It is the mean of `entropies` over images.
   """
-  return features.reduced_one(vit, images, 'attention', entropies, axis=1).mean(
-    axis=1
-  )
+  return features.reduced_array(
+    vit, images, 'attention', entropies, axis=1
+  ).mean(axis=1)
 
 
 def entropy(attention: jax.Array) -> jax.Array:

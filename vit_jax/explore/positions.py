@@ -6,6 +6,7 @@ import numpy as np
 from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.evaluation import embedded
+from vit_jax.explore.components import principal_components
 from vit_jax.models import embedding
 from vit_jax.models import patches as patches_lib
 from vit_jax.models import vit as vit_lib
@@ -96,17 +97,10 @@ def filter_components(
     )
   kernel = np.asarray(vit.params['patch_embedding']['kernel'], np.float64)
   kernel = _finite(kernel, 'filters')
-  shape, filters = kernel.shape[:3], kernel.reshape(-1, kernel.shape[-1]).T
-  _, deviations, components = np.linalg.svd(
-    filters - filters.mean(axis=0), full_matrices=False
-  )
-  components = components[:count]
-  largest = np.abs(components).argmax(axis=1)
-  signs = np.sign(components[np.arange(len(components)), largest])
-  signed = (components * signs[:, None]).reshape(-1, *shape)
-  variances = deviations**2
-  shares = variances[:count] / (variances.sum() or 1)
-  return signed.astype(np.float32), shares
+  filters = kernel.reshape(-1, kernel.shape[-1]).T
+  directions, _, shares = principal_components(filters, count)
+  components = directions.reshape(-1, *kernel.shape[:3])
+  return components.astype(np.float32), shares
 
 
 def stem_filters(vit: weights.Loaded) -> np.ndarray:

@@ -192,7 +192,7 @@ def embedding(subject: Subject) -> Drawn:
     raise UserError(
       f'{examples.described} are too few: --split must have {least}'
     )
-  components, parts = predictions_lib.principal_components(subject.embeddings)
+  components, parts = predictions_lib.embedding_components(subject.embeddings)
   points = {'PCA': components[:, :2], 't-SNE': predictions_lib.tsne(components)}
   axes: dict[str, tuple[str, str] | None] = {
     'PCA': (f'component 1 ({parts[0]:.0%})', f'component 2 ({parts[1]:.0%})'),

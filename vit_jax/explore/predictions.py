@@ -16,6 +16,7 @@ from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.data import target_kinds
 from vit_jax.evaluation import predictions as evaluation_predictions
+from vit_jax.explore.components import principal_components
 
 PCA_FIRST = 50  # number of components that t-SNE starts from
 LEAST_POINTS = 5  # minimum number of images in an embedding map
@@ -95,11 +96,11 @@ def embedding_map(embeddings: np.ndarray, method: str = 'pca') -> np.ndarray:
   """
   if method not in ('pca', 'tsne'):
     raise UserError(f"method is {method!r}: choose 'pca' or 'tsne'")
-  components, _ = principal_components(embeddings)
+  components, _ = embedding_components(embeddings)
   return components[:, :2] if method == 'pca' else tsne(components)
 
 
-def principal_components(
+def embedding_components(
   embeddings: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the principal components of embeddings [N, D'], and their shares.
@@ -108,8 +109,6 @@ def principal_components(
   2 and 50. Their shares are the fraction of the variance that each explains,
   float64 [C].
   """
-  from sklearn import decomposition  # here: it takes a second to import
-
   x = np.asarray(embeddings, np.float64)
   if x.ndim != 2 or len(x) < LEAST_POINTS:
     raise UserError(
@@ -119,12 +118,10 @@ def principal_components(
   check_finite(x)
   if (x == x[0]).all():
     raise UserError('all embeddings are equal: there is no map of them')
-  pca = decomposition.PCA(min(PCA_FIRST, *x.shape), svd_solver='full')
-  components, parts = pca.fit_transform(x), pca.explained_variance_ratio_
-  if len(parts) == 1:  # the embeddings have one feature
-    components = np.pad(components, [(0, 0), (0, 1)])
-    parts = np.pad(parts, (0, 1))
-  return components, parts
+  _, points, shares = principal_components(x, PCA_FIRST)
+  if len(shares) == 1:  # the embeddings have one feature
+    points, shares = np.pad(points, [(0, 0), (0, 1)]), np.pad(shares, (0, 1))
+  return points, shares
 
 
 def tsne(components: np.ndarray) -> np.ndarray:

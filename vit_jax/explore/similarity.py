@@ -44,8 +44,6 @@ def layer_cka(
   of both models accepts.
   """
   models = [vit] if other_vit is None else [vit, other_vit]
-  for model in models:
-    features.check_tokens(model)
   inputs = [features.prepared(model, images) for model in models]
   count = len(inputs[0])
   if count < LEAST:
@@ -81,7 +79,7 @@ def layer_decodability(
   """
   prefix = features.prefix_length(vit)
   x, test_x = (
-    features.reduced_one(
+    features.reduced_array(
       vit, x, 'tokens', lambda x: x[:, :, prefix:].mean(axis=2), axis=1
     )
     for x in (images, test_images)

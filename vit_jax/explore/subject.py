@@ -228,11 +228,7 @@ class Subject:
   @property
   def names(self) -> tuple[str, ...]:
     """Names of the classes; a class without a name has its number."""
-    count = self.vit.model.num_classes
-    if not count:
-      raise UserError('the model has no head, so it names no classes')
-    names = self.vit.classes or self.vit.target.names
-    return (*names, *map(str, range(len(names), count)))
+    return evaluation_predictions.Head.from_loaded(self.vit, top=1).names
 
   @functools.cached_property
   def probabilities(self) -> np.ndarray:

@@ -19,6 +19,7 @@ import numpy as np
 
 from vit_jax import models
 from vit_jax import weights
+from vit_jax.explore import components
 from vit_jax.models import embedding
 from vit_jax.weights import batched
 from vit_jax.weights import features
@@ -52,7 +53,7 @@ def token_norms(vit: weights.Loaded, images: Any) -> np.ndarray:
   Patches with large norms are outliers that hold global information instead of
   the patch (Vision Transformers Need Registers, arXiv:2309.16588, section 2).
   """
-  return features.reduced_one(vit, images, 'tokens', norms, axis=1)
+  return features.reduced_array(vit, images, 'tokens', norms, axis=1)
 
 
 def patch_similarity(
@@ -66,7 +67,7 @@ def patch_similarity(
   """
   grid, index = features.patch_grid(vit), features.patch_index(vit, patch)
   layer = features.layer_index(vit, layer)
-  return features.reduced_one(
+  return features.reduced_array(
     vit,
     images,
     'tokens',
@@ -182,25 +183,18 @@ def foreground(tokens: np.ndarray, grid: tuple[int, int]) -> Foreground:
 
 
 def _components(x: np.ndarray) -> np.ndarray:
-  """Returns the first three principal components of x [n, D], float32 [n, 3].
+  """Returns three principal components of x [n, D], float32 [n, 3].
 
-  The largest weight of each component is positive. Where D is below 3, the last
-  components are 0.
+  Where x has fewer, the last ones are 0.
   """
-  x = x - x.mean(axis=0)
-  # For many patches, the covariance is smaller than the data.
-  _, vectors = np.linalg.eigh((x.T @ x).astype(np.float64))
-  vectors = vectors[:, ::-1][:, :3]
-  largest = np.abs(vectors).argmax(axis=0)
-  vectors = vectors * np.sign(vectors[largest, np.arange(vectors.shape[1])])
-  components = np.zeros((len(x), 3), np.float32)
-  components[:, : vectors.shape[1]] = x @ vectors.astype(np.float32)
-  return components
+  points = components.principal_components(x, 3).points
+  missing = 3 - points.shape[1]
+  return np.pad(points.astype(np.float32), ((0, 0), (0, missing)))
 
 
-def _stretched(components: np.ndarray) -> np.ndarray:
+def _stretched(points: np.ndarray) -> np.ndarray:
   """Returns components [n, 3] as colours, float32 [n, 3] in [0, 1]."""
-  low, high = np.percentile(components, _PERCENTILES, axis=0)
+  low, high = np.percentile(points, _PERCENTILES, axis=0)
   least = np.maximum(_LEAST_RANGE * (high - low)[0], np.finfo(np.float32).tiny)
-  scaled = (components - low) / np.maximum(high - low, least)
+  scaled = (points - low) / np.maximum(high - low, least)
   return scaled.clip(0, 1).astype(np.float32)

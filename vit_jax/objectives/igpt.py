@@ -7,7 +7,6 @@ from Pixels), and are kept in the config, as `objective.options.palette`.
 """
 
 from collections.abc import Mapping
-import concurrent.futures
 import math
 import re
 from typing import ClassVar
@@ -22,7 +21,7 @@ from vit_jax import data
 from vit_jax import models
 from vit_jax.data import base as data_base
 from vit_jax.data.device.rng import Rng
-from vit_jax.data.host import batches
+from vit_jax.data.host import threads
 from vit_jax.models import igpt as model_lib
 from vit_jax.objectives import base
 
@@ -191,6 +190,5 @@ def _pixels(config: base.Config, source: data_base.Source) -> np.ndarray:
       return pixels
     return pixels[rng.choice(len(pixels), per_image, replace=False)]
 
-  with concurrent.futures.ThreadPoolExecutor(batches.num_cores()) as pool:
-    images = list(pool.map(read, positions))
+  images = threads.in_threads(read, positions)
   return np.concatenate([sample(x) for x in images])

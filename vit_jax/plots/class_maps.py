@@ -86,8 +86,8 @@ def draw(
 ) -> np.ndarray:
   """Returns a sheet with a group of tiles for each image, and a legend.
 
-  The maps are those of `compared`, [B, H, W], and images are uint8
-  [B, H, W, 3]. Captions are below the images.
+  `compared` lists the maps, [B, H, W]. The images are uint8 [B, H, W, 3].
+  Captions are below the images.
   """
   colours = class_colours.label_colours(names)
   shape = tiles.tile_shape(

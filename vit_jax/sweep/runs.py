@@ -49,7 +49,7 @@ class Launcher(Protocol):
   def start(self, flags: Sequence[str], workdir: pathlib.Path) -> Run:
     """Starts a run, or finds the one that already has its work directory.
 
-    Flags are those of `vit_jax.main`, except `--workdir`. The output goes to a
+    `flags` are for `vit_jax.main`, without `--workdir`. The output goes to a
     log file next to the work directory.
     """
     ...

@@ -265,11 +265,13 @@ def _check_fields(sweep: Sweep) -> None:
       'the space is empty: name keys to vary, as in'
       " space={'optim.learning_rate': sweep.log_uniform(1e-4, 1e-2)}"
     )
-  seeds = list(sweep.seeds)
-  are_integers = all(type(x) is int and 0 <= x < 2**32 for x in seeds)
-  if not seeds or not are_integers or len(set(seeds)) < len(seeds):
+  seeds: Any = sweep.seeds
+  good = isinstance(seeds, Sequence) and len(seeds) > 0
+  good = good and all(type(x) is int and 0 <= x < 2**32 for x in seeds)
+  if not good or len(set(seeds)) < len(seeds):
     raise UserError(
-      f'seeds is {sweep.seeds!r}: write different whole numbers, as (0, 1, 2)'
+      f'seeds is {seeds!r}: write different whole numbers, as (0, 1, 2) or'
+      ' range(3)'
     )
   if sweep.trials is None and sweep.sampler != 'grid':
     raise UserError(

@@ -97,8 +97,8 @@ def _unread(
   """Counts the operations that an unrolled model saves in its last layer.
 
   There it does not compute tokens that the head does not read. The config is
-  that of the scanned model, and is changed. Returns those of the forward pass,
-  and of a step that trains everything.
+  that of the scanned model, and is changed. Returns what is saved in a forward
+  pass, and in a step that trains everything.
   """
   for key in ('trainable', 'freeze'):
     config.optim[key] = ''
@@ -120,7 +120,7 @@ def _count(
 ) -> StepFlops:
   """Counts the operations of a step; evaluates only shapes.
 
-  Without `rules`, they are those of the config.
+  Without `rules`, the config has them.
   """
   objective = objectives.create(config, features)
   parts = config_lib.num_microbatches(config)

@@ -1,4 +1,4 @@
-"""The evaluations within a run: those of `config.evals` that are due.
+"""The evaluations within a run: which of `config.evals` are due.
 
 With several processes, each provides its part of every batch, gets the results
 of the whole batch, and runs the evaluators; the scalars of process 0 are

@@ -394,7 +394,7 @@ def build(
   Args:
     config: Checked; is not changed.
     resumes: Whether the run has already begun, or the work directory where it
-      has, whose classes are compared with those of the data. The checkpoint at
+      has, whose classes are compared with the data's. The checkpoint at
       init_from.path is then read only if the run has no checkpoint of its own.
     splits: From `open_splits`; None: they are opened here.
     lengths: Steps of the run; None: by the examples of the training split.
@@ -451,7 +451,7 @@ def find_lengths(
 ) -> optim.Lengths:
   """Returns the steps of the run and of the parts of its schedule.
 
-  `examples` are those of an epoch.
+  `examples` are the number in an epoch.
   """
 
   def steps(text: str) -> int:

@@ -60,8 +60,7 @@ def by_module(
 
   Returns:
     By the path of the module (the outermost is ()), in the order of calls: its
-    operations, without those of inner modules, and the shape of its (first)
-    output.
+    operations, but for inner modules, and the shape of its (first) output.
   """
   shapes: dict[tuple[str, ...], tuple[int, ...] | None] = {}
 

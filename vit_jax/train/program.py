@@ -57,7 +57,7 @@ def create(
     features: Features of the examples, by name. If all images have one size,
       they are cropped on the device.
     lengths: Steps of the run and of parts of its schedule.
-    devices: Devices to compile for; None: those of JAX.
+    devices: Devices to compile for; None: the devices of JAX.
   """
   mesh = mesh_lib.make_mesh(config.mesh, devices)
   on_platform = models.on_platform(config, mesh.devices.flat[0].platform)
@@ -323,8 +323,8 @@ class Program:
   def state_to_read(self, names: Collection[str]) -> TrainState:
     """Returns the shapes, types and shardings to read a checkpoint into.
 
-    They are those of the state, with layers scanned or unrolled as they were
-    when it was saved, with arrays of these names.
+    They are the state's, with layers scanned or unrolled as they were when it
+    was saved, with arrays of these names.
     """
     fits = all(f'params/{name}' in names for name in self.param_shardings)
     if fits or not any(

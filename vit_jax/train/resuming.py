@@ -25,7 +25,7 @@ def aligned(
   A key of `config.model` that is None stands for the named model's value, and
   several texts name one part. Of keys that mean the same in both configs the
   result has the run's; of others, what they mean. Unset values of tasks are
-  filled from the run, as those of `config` are already.
+  filled from the run, as `config` is already.
   """
   if config.tasks.keys() != stored.tasks.keys():
     return config  # which `config.resuming.differences` then lists

@@ -129,8 +129,8 @@ def train_step(
   Returns:
     The state after the step; scalars: loss, learning_rate, ok (whether the
     update was made), grad_norm (before clipping), param_norm (after the
-    update), those of the objective, and signal if there are `signals`; and what
-    the step computed.
+    update), the objective's metrics, and signal if there are `signals`; and
+    what the step computed.
   """
   config, objective, rules = setup.config, setup.objective, setup.rules
   trained = rules.trained(state.params)

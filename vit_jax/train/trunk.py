@@ -77,7 +77,7 @@ def check_evaluation(program: program_lib.Program, measures: bool) -> None:
 def _check_outputs(
   objective: objectives.Objective, params: Any, batch: Any
 ) -> None:
-  """Checks that the logits of an objective are those of the model.
+  """Checks that an objective and the model have the same logits.
 
   `predict`, `explore` and `export` compute the model alone, whose head would
   never have been trained if the logits came from parameters beside it. `params`

@@ -54,7 +54,7 @@ class Variant:
   ) -> 'Experiment | None':
     """Returns the experiment of several configs; None: of this one alone.
 
-    Arguments are those of `vit_jax.train.experiment.create`.
+    `vit_jax.train.experiment.create` has the same arguments.
     """
     del config, resumes
     return None

@@ -1,6 +1,6 @@
 """Adapts a checkpoint's parameters to another image size, patch or task.
 
-- Learned positions of patches are resized to the new grid; those of other
+- Learned positions of patches are resized to the new grid. Positions of other
   tokens are kept. If the model has no position for a token, the position is
   added to the token, which gives the same function.
 - Tokens that the model lacks are dropped with their positions. A new class

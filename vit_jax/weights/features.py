@@ -44,7 +44,7 @@ def features(
   """
   chosen = range(depth(vit)) if layers is None else layers
   index = np.asarray([layer_index(vit, layer) for layer in chosen], np.int32)
-  return reduced_one(vit, images, 'tokens', lambda x: x[index], 1, batch_size)
+  return reduced_array(vit, images, 'tokens', lambda x: x[index], 1, batch_size)
 
 
 def embeddings(
@@ -173,7 +173,7 @@ def reduced(
   return batched.in_batches(lambda x: reduce(look(x)), inputs, batch_size, axis)
 
 
-def reduced_one(
+def reduced_array(
   vit: weights.Loaded,
   images: Any,
   name: str,
@@ -181,7 +181,7 @@ def reduced_one(
   axis: int = 0,
   batch_size: int = _BATCH,
 ) -> Any:
-  """Reduces the array of a name; the arguments are those of `reduced`."""
+  """Returns what `reduced` does, of one array: 'tokens' or 'attention'."""
   return reduced(
     vit, images, (name,), lambda x: reduce(x[name]), axis, batch_size
   )

@@ -101,7 +101,7 @@ def patch_kernel(
   """Resizes a kernel [p, q, C, D] to patches of `size`, as its code does.
 
   If `size` has three sides, as of a video, the kernel is resized to the last
-  two, and is that of the middle frame; those of other frames are zero, as in
+  two. It becomes that of the middle frame, and other frames have zeros, as in
   ViViT (arXiv:2103.15691, section 3.4).
   """
   if kernel.ndim == 4 and len(size) == 3:

@@ -1,4 +1,4 @@
-"""Makes models of a user's words, which may be those of another library."""
+"""Makes models of a user's words, which another library may have, too."""
 
 from collections.abc import Iterator
 import contextlib

@@ -1,6 +1,6 @@
 """Published checkpoints, by the name of a model and a tag.
 
-The tags, sizes and addresses are those of timm 1.0.31, whose copies on the
+The tags, sizes and addresses are timm's, of version 1.0.31. Its copies on the
 Hugging Face Hub need no account. A tag says how a checkpoint was made: `augreg`
 (arXiv:2106.10270), `orig` (arXiv:2010.11929), `goog` (arXiv:2105.01601) or
 `sam` (arXiv:2106.01548); on ImageNet-21k (`in21k`) or ImageNet-1k (`in1k`); and

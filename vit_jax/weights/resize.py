@@ -158,8 +158,9 @@ def patch_matrices(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the matrices of `patch_kernel` for rows and columns.
 
-  The pseudo-inverse of a Kronecker product is the product of those of its
-  factors, so each axis has its own matrix: float64 [new p, p] and [new q, q].
+  The pseudo-inverse of a Kronecker product is the product of its factors'
+  pseudo-inverses. So each axis has its own matrix: float64 [new p, p] and
+  [new q, q].
   """
   rows, columns = (
     np.linalg.pinv(resize_matrix(*x, method).T)

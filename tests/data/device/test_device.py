@@ -30,7 +30,7 @@ ROWS = jnp.arange(len(IMAGES))
 KEY = jax.random.key(1)
 
 
-def features_of(size):
+def make_features(size):
   return {
     'image': features.Image(size),
     'label': features.Label(('a', 'b', 'c')),
@@ -46,12 +46,12 @@ def make_config(**data) -> ml_collections.ConfigDict:
 
 
 @functools.cache
-def compiled(which, **data):
-  return jax.jit(which(make_config(**data)))
+def compiled(transform, **data):
+  return jax.jit(transform(make_config(**data)))
 
 
 def train_transform(config, size=SIZE):
-  return views.train_transform(config, features_of(size))
+  return views.train_transform(config, make_features(size))
 
 
 def eval_transform(config):
@@ -80,16 +80,16 @@ BOXES = [(0, 0, 24, 30), (3, 5, 17, 11), (1, 2, 5, 8), (20, 27, 4, 3)]
 def test_resample_equals_pillow(box, size, interpolation):
   crop = Crop('random_resized', size, interpolation=interpolation)
   boxes = jnp.tile(jnp.array(box, jnp.float32), (len(IMAGES), 1))
-  found = resample(jnp.asarray(IMAGES), boxes, crop, None)
+  actual = resample(jnp.asarray(IMAGES), boxes, crop, None)
   top, left, height, width = box
-  for image, result in zip(IMAGES, found, strict=True):
-    wanted = Image.fromarray(image).resize(
+  for image, result in zip(IMAGES, actual, strict=True):
+    expected = Image.fromarray(image).resize(
       size[::-1],
       Image.Resampling[interpolation.upper()],
       box=(left, top, left + width, top + height),
     )
     # Pillow rounds also between columns and rows.
-    difference = np.abs(np.asarray(wanted, float) - result)
+    difference = np.abs(np.asarray(expected, float) - result)
     assert difference.max() <= 1 + (interpolation == 'bicubic')
 
 
@@ -98,9 +98,9 @@ def test_resample_equals_pillow(box, size, interpolation):
 def test_resample_equals_scale_and_translate(box, antialias):
   crop = Crop('random_resized', (16, 20), antialias=antialias)
   boxes = jnp.array([box], jnp.float32)
-  found = resample(jnp.asarray(IMAGES[:1]), boxes, crop, None)[0]
+  actual = resample(jnp.asarray(IMAGES[:1]), boxes, crop, None)[0]
   scale = np.array([16 / box[2], 20 / box[3]], np.float32)
-  wanted = jax.image.scale_and_translate(
+  expected = jax.image.scale_and_translate(
     IMAGES[0].astype(np.float32),
     (16, 20, 3),
     (0, 1),
@@ -110,7 +110,7 @@ def test_resample_equals_scale_and_translate(box, antialias):
     antialias=antialias,
     precision=jax.lax.Precision.HIGHEST,
   )
-  np.testing.assert_allclose(found, wanted, atol=1e-3)
+  np.testing.assert_allclose(actual, expected, atol=1e-3)
 
 
 def test_resample_flips():
@@ -127,14 +127,14 @@ def test_resample_flips():
 def test_boxes_are_drawn_as_on_the_host(size, scale):
   crop = Crop('random_resized', (8, 8), None, scale, (0.5, 2.0))
   sample = jax.jit(jax.vmap(functools.partial(boxes.sample_box, size, crop)))
-  found = np.asarray(sample(jax.random.split(KEY, 500)))
+  actual = np.asarray(sample(jax.random.split(KEY, 500)))
   rngs = [np.random.default_rng(i) for i in range(500)]
-  wanted = np.array([transforms.sample_box(size, crop, r) for r in rngs])
-  np.testing.assert_array_equal(found, np.round(found))  # whole pixels
-  assert (found[:, :2] >= 0).all()
-  assert (found[:, :2] + found[:, 2:] <= size).all()
-  np.testing.assert_allclose(found.mean(0), wanted.mean(0), atol=1.0)
-  np.testing.assert_allclose(found.std(0), wanted.std(0), atol=1.0)
+  expected = np.array([transforms.sample_box(size, crop, r) for r in rngs])
+  np.testing.assert_array_equal(actual, np.round(actual))  # whole pixels
+  assert (actual[:, :2] >= 0).all()
+  assert (actual[:, :2] + actual[:, 2:] <= size).all()
+  np.testing.assert_allclose(actual.mean(0), expected.mean(0), atol=1.0)
+  np.testing.assert_allclose(actual.std(0), expected.std(0), atol=1.0)
 
 
 ON_DEVICE = [x for x in geometry.CROPS if x != 'scaled']
@@ -155,21 +155,21 @@ def test_pad_moves_images_over_black():
   image = stand_in.pixels(0, *SIZE) | 1  # nowhere black
   images = np.repeat(image[None], 400, axis=0)
   config = {'crop': 'pad(1)', 'image_size': SIZE}
-  found = train(images, rows=jnp.arange(400), **config)
+  actual = train(images, rows=jnp.arange(400), **config)
   padded = np.pad(image, ((1, 1), (1, 1), (0, 0)))
   counts = {}
   for y, x, step in itertools.product(range(3), range(3), (1, -1)):
     window = padded[y : y + SIZE[0], x : x + SIZE[1]][:, ::step]
-    matches = np.abs(found - window).max(axis=(1, 2, 3)) < 1e-3
+    matches = np.abs(actual - window).max(axis=(1, 2, 3)) < 1e-3
     counts[y, x, step] = int(matches.sum())
   assert sum(counts.values()) == 400
   assert min(counts.values()) > 5  # of about 22
 
 
 def test_random_crop_is_a_window_of_the_resized_image():
-  found = train(crop='random', resize=(20, 25), flip=False)
+  actual = train(crop='random', resize=(20, 25), flip=False)
   resized = evaluate(eval_resize=(20, 25), image_size=(20, 25))
-  for image, whole in zip(found, resized, strict=True):
+  for image, whole in zip(actual, resized, strict=True):
     assert any(
       np.abs(image - whole[y : y + 16, x : x + 20]).max() < 1e-3
       for y in range(5)
@@ -179,13 +179,15 @@ def test_random_crop_is_a_window_of_the_resized_image():
 
 @pytest.mark.parametrize('eval_resize', [None, 18, (20, 26), SIZE])
 def test_evaluation_is_that_of_the_host(eval_resize):
-  found = evaluate(eval_resize=eval_resize)
+  actual = evaluate(eval_resize=eval_resize)
   crop = geometry.eval_crop(make_config(eval_resize=eval_resize))
   rng = np.random.default_rng(0)
-  for image, result in zip(IMAGES, found, strict=True):
-    wanted = transforms.transform(image, 3, crop, rng).astype(float)
+  for image, result in zip(IMAGES, actual, strict=True):
+    expected = transforms.transform(image, 3, crop, rng).astype(float)
     # They smooth differently when they shrink.
-    assert np.abs(wanted - result).mean() < (0.01 if eval_resize == SIZE else 2)
+    assert np.abs(expected - result).mean() < (
+      0.01 if eval_resize == SIZE else 2
+    )
 
 
 # Also timm's, with odd borders.
@@ -198,12 +200,12 @@ def test_bicubic_evaluation_is_that_of_the_host(eval_resize, like):
   """Also where what is left over beside the crop is odd."""
   settings = {'interpolation': 'bicubic', 'resize_like': like}
   settings |= {'eval_resize': eval_resize, 'image_size': (16, 16)}
-  found = evaluate(**settings)
+  actual = evaluate(**settings)
   crop = geometry.eval_crop(make_config(**settings))
   rng = np.random.default_rng(0)
-  for image, result in zip(IMAGES, found, strict=True):
-    wanted = transforms.transform(image, 3, crop, rng).astype(float)
-    assert np.abs(wanted - result).max() < 2
+  for image, result in zip(IMAGES, actual, strict=True):
+    expected = transforms.transform(image, 3, crop, rng).astype(float)
+    assert np.abs(expected - result).max() < 2
 
 
 def test_images_of_the_right_size_are_only_normalised():
@@ -211,12 +213,12 @@ def test_images_of_the_right_size_are_only_normalised():
     image_size=SIZE, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7)
   )
   transform = views.eval_transform(config, SIZE)
-  wanted = (IMAGES / 255 - [0.1, 0.2, 0.3]) / [0.5, 0.6, 0.7]
-  np.testing.assert_allclose(transform(IMAGES), wanted, atol=1e-5)
+  expected = (IMAGES / 255 - [0.1, 0.2, 0.3]) / [0.5, 0.6, 0.7]
+  np.testing.assert_allclose(transform(IMAGES), expected, atol=1e-5)
   # And so are those that the host has cropped.
   batch = {'image': IMAGES, 'label': LABELS, 'index': LABELS + 7}
   cropped = train_transform(config, None)(batch, Rng(KEY, ROWS))
-  np.testing.assert_allclose(cropped['image'], wanted, atol=1e-5)
+  np.testing.assert_allclose(cropped['image'], expected, atol=1e-5)
   np.testing.assert_array_equal(cropped['label'], LABELS)
   np.testing.assert_array_equal(cropped['index'], LABELS + 7)
 
@@ -254,9 +256,9 @@ def test_what_is_done_to_a_pair_depends_on_its_rows_alone():
   images, labels = augment(**EVERYTHING)
   assert images.shape == (16, 16, 20, 3) and labels.shape == (16, 3)
   rows = np.arange(16).reshape(8, 2)[[3, 0, 6, 7, 5, 2, 1, 4]].ravel()
-  found = augment(IMAGES[rows], LABELS[rows], rows, **EVERYTHING)
-  np.testing.assert_allclose(found[0], images[rows], atol=1e-5)
-  np.testing.assert_array_equal(found[1], labels[rows])
+  actual = augment(IMAGES[rows], LABELS[rows], rows, **EVERYTHING)
+  np.testing.assert_allclose(actual[0], images[rows], atol=1e-5)
+  np.testing.assert_array_equal(actual[1], labels[rows])
 
 
 def test_the_order_is_policy_jitter_normalise_erase_mix():
@@ -285,9 +287,9 @@ def test_the_order_is_policy_jitter_normalise_erase_mix():
 
   cropped = np.round(255 * (0.2 * augment()[0] + 0.4)).astype(np.uint8)
   images, labels = one_by_one(cropped)
-  found = augment(**EVERYTHING)
-  np.testing.assert_allclose(found[0], images, atol=1e-4)
-  np.testing.assert_array_equal(found[1], labels)
+  actual = augment(**EVERYTHING)
+  np.testing.assert_allclose(actual[0], images, atol=1e-4)
+  np.testing.assert_array_equal(actual[1], labels)
 
 
 def several(views_of, **settings):
@@ -295,23 +297,23 @@ def several(views_of, **settings):
   config = make_config(crop='center', flip=False)
   config.augment.update(settings)
   crop = geometry.train_crop(config)
-  made = {name: geometry.View(crop, n) for name, n in views_of.items()}
-  transform = views.train_transform(config, features_of(SIZE), made)
+  crop_views = {name: geometry.View(crop, n) for name, n in views_of.items()}
+  transform = views.train_transform(config, make_features(SIZE), crop_views)
   batch = {'image': IMAGES, 'label': LABELS}
-  found = jax.jit(transform)(batch, Rng(KEY, ROWS))
-  return np.concatenate([np.round(found[name]) for name in made], axis=1)
+  actual = jax.jit(transform)(batch, Rng(KEY, ROWS))
+  return np.concatenate([np.round(actual[name]) for name in crop_views], axis=1)
 
 
 def test_each_crop_has_its_probabilities():
   """In the order of the views; the last holds for all further crops."""
   crops = {'global': 2, 'local': 3}
   plain = several(crops)
-  found = several(crops, gray=(1.0, 0.0), solarize=(0.0, 1.0, 0.0))
-  is_grey = (found == found[..., :1]).all(axis=(2, 3, 4))
+  actual = several(crops, gray=(1.0, 0.0), solarize=(0.0, 1.0, 0.0))
+  is_grey = (actual == actual[..., :1]).all(axis=(2, 3, 4))
   np.testing.assert_array_equal(is_grey.all(axis=0), [1, 0, 0, 0, 0])
   inverted = np.where(plain[:, 1] < 128, plain[:, 1], 255 - plain[:, 1])
-  np.testing.assert_array_equal(found[:, 1], inverted)
-  np.testing.assert_array_equal(found[:, 2:], plain[:, 2:])
+  np.testing.assert_array_equal(actual[:, 1], inverted)
+  np.testing.assert_array_equal(actual[:, 2:], plain[:, 2:])
   blurred = several(crops, blur=(1.0, 0.0, 1.0))
   changed = (blurred != plain).any(axis=(2, 3, 4)).mean(axis=0)
   # A weak blur may change no grey level.
@@ -332,8 +334,8 @@ def test_what_interpolates_is_rounded_for_a_policy():
   config.augment.jitter = 'jitter(0, 0, 0, 0)'  # changes nothing
   transform = jax.jit(train_transform(config))
   batch = {'image': IMAGES, 'label': LABELS}
-  found = transform(batch, Rng(KEY, ROWS))['image']
-  np.testing.assert_allclose(found, np.round(whole), atol=1e-4)
+  actual = transform(batch, Rng(KEY, ROWS))['image']
+  np.testing.assert_allclose(actual, np.round(whole), atol=1e-4)
 
 
 def test_mixed_images_are_those_that_are_not_mixed():

@@ -65,7 +65,7 @@ def test_what_never_fits_is_left_out():
 def test_result_depends_on_own_key_alone():
   images = np.random.default_rng(0).random((8, *SIZE, 1), np.float32)
   order = np.random.default_rng(1).permutation(8)
-  found = erase(images, KEYS[:8])
-  assert found.dtype == np.float32 and (found != images).any()
-  assert (erase(images[order], KEYS[order]) == found[order]).all()
-  assert (erase(images[3:4], KEYS[3:4])[0] == found[3]).all()
+  actual = erase(images, KEYS[:8])
+  assert actual.dtype == np.float32 and (actual != images).any()
+  assert (erase(images[order], KEYS[order]) == actual[order]).all()
+  assert (erase(images[3:4], KEYS[3:4])[0] == actual[3]).all()

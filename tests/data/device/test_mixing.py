@@ -40,8 +40,8 @@ def draw(**settings):
   """Shares and boxes of many images."""
   config = make_config(**settings)
   keys = jax.random.split(jax.random.key(1), 4000)
-  how = jax.jit(lambda keys: mixing.draw(keys, SIZE, config))(keys)
-  return np.asarray(how.share), np.asarray(how.box)
+  mix = jax.jit(lambda keys: mixing.draw(keys, SIZE, config))(keys)
+  return np.asarray(mix.share), np.asarray(mix.box)
 
 
 def area(box) -> np.ndarray:
@@ -52,9 +52,9 @@ def test_it_is_the_formula():
   share = np.linspace(0, 1, 16, dtype=np.float32)
   box = np.zeros((16, 4), np.int32)
   box[::3], share[::3] = (2, 3, 9, 20), 1
-  how = mixing.Mix(jnp.asarray(share), jnp.asarray(box))
+  settings = mixing.Mix(jnp.asarray(share), jnp.asarray(box))
   targets = {'label': jax.nn.one_hot(LABELS, CLASSES)}
-  images, targets = jax.jit(mixing.apply)(IMAGES, targets, how)
+  images, targets = jax.jit(mixing.apply)(IMAGES, targets, settings)
   labels = targets['label']
   for row in range(16):
     other = IMAGES[row ^ 1]
@@ -81,8 +81,8 @@ def test_the_box_is_that_of_the_authors(size):
     high = [
       min(c + s // 2, n) for c, s, n in zip(center, sides, size, strict=True)
     ]
-    found = cut_box(size, share, jnp.array(middle))
-    assert found.tolist() == low + high
+    actual = cut_box(size, share, jnp.array(middle))
+    assert actual.tolist() == low + high
 
 
 @pytest.mark.parametrize('alpha', [0.2, 3.0])

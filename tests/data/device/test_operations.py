@@ -48,9 +48,9 @@ def results(height, width, channels, interpolation) -> np.ndarray:
     operations.NAMES if interpolation == 'nearest' else by_pillow.SHAPES
   )
   many = np.tile(images, (len(CASES), 1, 1, 1))
-  found = apply(many, draw, op_names=op_names, interpolation=interpolation)
-  assert found.dtype == jnp.uint8
-  return np.asarray(found).reshape(len(CASES), *images.shape)
+  actual = apply(many, draw, op_names=op_names, interpolation=interpolation)
+  assert actual.dtype == jnp.uint8
+  return np.asarray(actual).reshape(len(CASES), *images.shape)
 
 
 @pytest.mark.parametrize(
@@ -62,14 +62,14 @@ def results(height, width, channels, interpolation) -> np.ndarray:
 )
 def test_equals_pillow(name, kind):
   images = by_pillow.photographs(*kind[:3])
-  for (each, amount), found in zip(CASES, results(*kind), strict=True):
+  for (each, amount), actual in zip(CASES, results(*kind), strict=True):
     if each != name:
       continue
     expected = [
       by_pillow.apply(image, name, amount, spot, kind[3])
       for image, spot in zip(images, SPOTS, strict=True)
     ]
-    errors = np.abs(np.stack(expected).astype(int) - found)
+    errors = np.abs(np.stack(expected).astype(int) - actual)
     assert errors.max() <= 1, amount
     assert (errors > 0).mean() < 0.1, amount
     if name not in by_pillow.SHAPES:  # float32 between pixels
@@ -80,8 +80,8 @@ def test_one_colour_and_few_pixels():
   values = np.repeat([0, 77, 255], len(operations.NAMES)).astype(np.uint8)
   images = np.broadcast_to(values[:, None, None, None], (len(values), 1, 4, 3))
   names = operations.NAMES * 3
-  found = apply(images, by_pillow.make_draw(names, [1.0] * len(names)))
-  for image, name, result in zip(images, names, found, strict=True):
+  actual = apply(images, by_pillow.make_draw(names, [1.0] * len(names)))
+  for image, name, result in zip(images, names, actual, strict=True):
     expected = by_pillow.apply(image, name, 1.0, np.zeros(2))
     assert np.abs(np.asarray(result, int) - expected).max() <= 1, name
 
@@ -99,10 +99,10 @@ def test_all_hues_equal_pillow():
 def test_only_what_is_among_is_done():
   images = by_pillow.photographs(32, 32)
   draw = by_pillow.make_draw(['invert', 'rotate', 'color', 'hue'], [0.3] * 4)
-  found = np.asarray(apply(images, draw, op_names=('invert', 'color')))
-  assert (found[0] == 255 - images[0]).all()
-  assert (found[1] == images[1]).all() and (found[3] == images[3]).all()
-  assert (found[2] != images[2]).any()
+  actual = np.asarray(apply(images, draw, op_names=('invert', 'color')))
+  assert (actual[0] == 255 - images[0]).all()
+  assert (actual[1] == images[1]).all() and (actual[3] == images[3]).all()
+  assert (actual[2] != images[2]).any()
 
 
 KEYS = jax.random.split(jax.random.key(0), 600)
@@ -130,32 +130,32 @@ def test_jitter_equals_pillow():
   images = np.tile(by_pillow.photographs(40, 28, 4), (6, 1, 1, 1))
   keys, strengths = KEYS[: len(images)], (0.4, 0.4, 0.4, 0.1)
   jitter = jax.jit(functools.partial(operations.jitter, strengths=strengths))
-  found = np.asarray(jitter(images, keys))
+  actual = np.asarray(jitter(images, keys))
   draws = operations.draw_jitter(keys, strengths)
-  errors = np.abs(by_pillow.apply_all(images, draws).astype(int) - found)
+  errors = np.abs(by_pillow.apply_all(images, draws).astype(int) - actual)
   assert (errors > 1).mean() < 1e-3
-  assert (found != images)[..., :3].mean() > 0.5
+  assert (actual != images)[..., :3].mean() > 0.5
 
 
 @pytest.mark.parametrize('name', operations.SOMETIMES)
 def test_sometimes_equals_pillow(name):
   images = np.tile(by_pillow.photographs(40, 28, 3), (50, 1, 1, 1))
   keys = KEYS[: len(images)]
-  found = np.asarray(operations.sometimes(images, keys, name, 0.3))
-  is_left = (found == images).all(axis=(1, 2, 3))
+  actual = np.asarray(operations.sometimes(images, keys, name, 0.3))
+  is_left = (actual == images).all(axis=(1, 2, 3))
   assert 0.2 < 1 - is_left.mean() < 0.4
   if name == 'gaussian_blur':
     strong = np.stack([by_pillow.apply(x, name, 2) for x in images])
     change, most = (
       np.abs(x - images.astype(int)).mean(axis=(1, 2, 3))
-      for x in (found, strong)
+      for x in (actual, strong)
     )
     assert (change <= most + 0.1).all()
     assert len(set(change[~is_left])) > 30  # each by its own amount
   else:
     amount = operations.SOMETIMES[name][0]
     expected = np.stack([by_pillow.apply(x, name, amount) for x in images])
-    assert np.abs(expected[~is_left].astype(int) - found[~is_left]).max() <= 1
+    assert np.abs(expected[~is_left].astype(int) - actual[~is_left]).max() <= 1
   assert (operations.sometimes(images, keys, name, 0.0) == images).all()
 
 
@@ -163,10 +163,10 @@ def test_jitter_leaves_some_images():
   images = np.tile(by_pillow.photographs(32, 32), (50, 1, 1, 1))
   keys, strengths = KEYS[: len(images)], (0.4, 0.4, 0.2, 0.1)
   always = np.asarray(operations.jitter(images, keys, strengths))
-  found = np.asarray(operations.jitter(images, keys, strengths, 0.8))
-  is_left = (found == images).all(axis=(1, 2, 3))
+  actual = np.asarray(operations.jitter(images, keys, strengths, 0.8))
+  is_left = (actual == images).all(axis=(1, 2, 3))
   assert 0.1 < is_left.mean() < 0.3
-  np.testing.assert_array_equal(found[~is_left], always[~is_left])
+  np.testing.assert_array_equal(actual[~is_left], always[~is_left])
 
 
 def test_jitter_leaves_out_what_has_no_strength():

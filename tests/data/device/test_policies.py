@@ -25,8 +25,8 @@ def make(text):
 
 @functools.cache
 def policy(text):
-  made = make(text)
-  return made, jax.jit(made)
+  policy = make(text)
+  return policy, jax.jit(policy)
 
 
 def augment(text, images=PHOTOGRAPHS, keys=KEYS) -> np.ndarray:
@@ -36,15 +36,15 @@ def augment(text, images=PHOTOGRAPHS, keys=KEYS) -> np.ndarray:
 @functools.cache
 def draws(text, size=(224, 224)) -> operations.Draw:
   """Returns what is drawn for KEYS, with an array of names as `op`."""
-  found = jax.tree.map(np.asarray, make(text).draw(KEYS, size))
-  return found._replace(op=np.array(operations.NAMES)[found.op])
+  actual = jax.tree.map(np.asarray, make(text).draw(KEYS, size))
+  return actual._replace(op=np.array(operations.NAMES)[actual.op])
 
 
 def amounts(text, name, size=(224, 224)) -> list[float]:
   """Returns all amounts of an operation that are drawn."""
-  found = draws(text, size)
-  assert (found.op == name).any()
-  return np.unique(found.amount[found.op == name]).tolist()
+  actual = draws(text, size)
+  assert (actual.op == name).any()
+  return np.unique(actual.amount[actual.op == name]).tolist()
 
 
 def signed(value):
@@ -57,30 +57,30 @@ def test_result_is_that_of_pillow_operation_by_operation(text):
   made, _ = policy(text)
   ops, *others = draws(text, (40, 28))
   ops = np.vectorize(operations.NAMES.index)(ops)
-  wanted = by_pillow.apply_all(
+  expected = by_pillow.apply_all(
     PHOTOGRAPHS, (ops, *others), made.interpolation, made.fill
   )
-  found = augment(text)
-  assert found.dtype == np.uint8
-  errors = np.abs(wanted.astype(int) - found)
+  actual = augment(text)
+  assert actual.dtype == np.uint8
+  errors = np.abs(expected.astype(int) - actual)
   # A level between two operations may become more by the second.
   assert (errors > 1).mean() < 2e-3
-  assert (found != PHOTOGRAPHS).mean() > 0.3
+  assert (actual != PHOTOGRAPHS).mean() > 0.3
 
 
 @pytest.mark.parametrize('text', ALL)
 def test_result_depends_on_own_key_alone(text):
-  found = augment(text)
+  actual = augment(text)
   order = np.random.default_rng(0).permutation(len(PHOTOGRAPHS))
   moved = augment(text, PHOTOGRAPHS[order], KEYS[order])
-  assert (moved == found[order]).all()
+  assert (moved == actual[order]).all()
   other = augment(text, keys=KEYS[100:])
-  assert (other != found).any()
+  assert (other != actual).any()
 
 
 def test_an_image_alone():
-  found = augment('3augment', PHOTOGRAPHS[1:2], KEYS[1:2])
-  assert (found[0] == augment('3augment')[1]).all()
+  actual = augment('3augment', PHOTOGRAPHS[1:2], KEYS[1:2])
+  assert (actual[0] == augment('3augment')[1]).all()
 
 
 def test_devices_need_not_talk():
@@ -99,13 +99,13 @@ def test_devices_need_not_talk():
 @pytest.mark.parametrize('magnitude', [0, 7, 10, 15, 30])
 def test_randaugment_draws_as_tensorflow(magnitude):
   text = f'randaugment(2,{magnitude})'
-  found = draws(text)
-  assert found.op.shape == (2, len(KEYS))
-  names, counts = np.unique(found.op, return_counts=True)
+  actual = draws(text)
+  assert actual.op.shape == (2, len(KEYS))
+  names, counts = np.unique(actual.op, return_counts=True)
   assert len(names) == 16 and 'identity' not in names
   assert counts.min() > 0.85 * counts.mean()
   x = magnitude / 10
-  wanted = {
+  expected = {
     'rotate': signed(x * 30),
     'posterize': [int(x * 4)],
     'solarize': [int(x * 256)],
@@ -116,7 +116,7 @@ def test_randaugment_draws_as_tensorflow(magnitude):
     'translate_y': signed(x * 100),
     'cutout': [int(x * 40)],
   }
-  for name, values in wanted.items():
+  for name, values in expected.items():
     np.testing.assert_allclose(amounts(text, name), values, 1e-6)
   small = amounts(text, 'translate_x', (48, 32))
   np.testing.assert_allclose(small, signed(x * 100 * 32 / 224), 1e-6)
@@ -128,16 +128,16 @@ def test_timm_draws_as_timm(magnitude):
   plain_text, increasing_text = (
     f'rand(m={magnitude}, p=0.8, inc={inc})' for inc in (0, 1)
   )
-  found = draws(plain_text)
-  names, counts = np.unique(found.op, return_counts=True)
-  assert found.op.shape == (2, len(KEYS))
+  actual = draws(plain_text)
+  names, counts = np.unique(actual.op, return_counts=True)
+  assert actual.op.shape == (2, len(KEYS))
   assert len(names) == 16 and 'cutout' not in names
   share = dict(zip(names, counts / counts.sum(), strict=True))
   assert 0.18 < share.pop('identity') < 0.22
   assert min(share.values()) > 0.85 * 0.8 / 15
   x = min(magnitude, 10) / 10
   enhanced = [max(0.1, 1 + 0.9 * v) for v in signed(x)]
-  wanted = {
+  expected = {
     'posterize': ([int(x * 4)], [4 - int(x * 4)]),
     'solarize': ([int(x * 256)], [256 - int(x * 256)]),
     'solarize_add': ([int(x * 110)],) * 2,
@@ -147,7 +147,7 @@ def test_timm_draws_as_timm(magnitude):
     'translate_x': (signed(x * 0.45 * 32),) * 2,
     'translate_y': (signed(x * 0.45 * 48),) * 2,
   }
-  for name, (plain, increasing) in wanted.items():
+  for name, (plain, increasing) in expected.items():
     close = functools.partial(np.testing.assert_allclose, rtol=1e-6)
     close(amounts(plain_text, name, (48, 32)), plain)
     close(amounts(increasing_text, name, (48, 32)), increasing)
@@ -162,13 +162,13 @@ def test_timm_magnitudes_vary():
 
 
 def test_trivialaugment_draws_as_torchvision():
-  found = draws('trivialaugment')
-  names, counts = np.unique(found.op, return_counts=True)
-  assert found.op.shape == (1, len(KEYS))
+  actual = draws('trivialaugment')
+  names, counts = np.unique(actual.op, return_counts=True)
+  assert actual.op.shape == (1, len(KEYS))
   assert len(names) == 14 and counts.min() > 0.75 * counts.mean()
   bins = np.arange(31)
   both = [-1, 1]
-  wanted = {
+  expected = {
     'rotate': np.outer(both, 135 * bins / 30),
     'shear_x': np.outer(both, 0.99 * bins / 30),
     'translate_y': np.outer(both, bins * 32 // 30),
@@ -176,7 +176,7 @@ def test_trivialaugment_draws_as_torchvision():
     'posterize': 8 - np.round(bins / 5),
     'solarize': 255 - 255 * bins / 30,
   }
-  for name, values in wanted.items():
+  for name, values in expected.items():
     drawn = np.array(amounts('trivialaugment', name))
     nearest = np.abs(drawn[:, None] - values.ravel()).min(axis=1)
     assert nearest.max() < 1e-4, name
@@ -185,23 +185,23 @@ def test_trivialaugment_draws_as_torchvision():
 
 
 def test_autoaugment_draws_pairs():
-  found = draws('autoaugment', (32, 48))
-  assert found.op.shape == (2, len(KEYS))
-  names = [name for name in np.unique(found.op) if name != 'identity']
+  actual = draws('autoaugment', (32, 48))
+  assert actual.op.shape == (2, len(KEYS))
+  names = [name for name in np.unique(actual.op) if name != 'identity']
   assert len(names) == 13  # shear_x is of no pair
-  pairs = {tuple(pair) for pair in found.op.T if 'identity' not in pair}
+  pairs = {tuple(pair) for pair in actual.op.T if 'identity' not in pair}
   assert {('shear_y', 'translate_y'), ('contrast', 'sharpness')} <= pairs
   assert len(pairs) <= 25 and ('solarize', 'invert') not in pairs
   shifted = amounts('autoaugment', 'translate_x', (32, 48))
   assert shifted == [-21, -19, 19, 21]  # 9 and 8 ninths of 150 / 331
   assert amounts('autoaugment', 'posterize') == [5]
-  both = (found.op == np.array([['shear_y'], ['translate_y']])).all(axis=0)
+  both = (actual.op == np.array([['shear_y'], ['translate_y']])).all(axis=0)
   assert abs(both.mean() - 0.5 * 0.7 / 25) < 0.006
 
 
 def test_3augment_draws_one_of_three():
-  found = draws('3augment')
-  names, counts = np.unique(found.op, return_counts=True)
+  actual = draws('3augment')
+  names, counts = np.unique(actual.op, return_counts=True)
   assert set(names) == {'grayscale', 'solarize', 'gaussian_blur'}
   assert counts.min() > 0.9 * counts.mean()
   radii = amounts('3augment', 'gaussian_blur')

@@ -12,7 +12,6 @@ import sys
 import threading
 import types
 
-from absl import logging
 import grain
 import numpy as np
 import pytest
@@ -113,12 +112,12 @@ def test_contract(config):
 
 
 def test_digests(configs):
-  found = {
+  actual = {
     f'{name} {what}': digest(make(config)[:2])
     for name, config in configs.items()
     for what, make in (('train', train), ('eval', evaluate))
   }
-  assert found == DIGESTS
+  assert actual == DIGESTS
 
 
 def test_batch_can_be_made_alone(config):
@@ -280,13 +279,11 @@ def test_workers_make_the_same_batches_and_leave_nothing(configs):
   assert_same(train(config, stop=5), expected)
 
 
-def test_workers_need_no_shared_memory(configs, monkeypatch):
+def test_workers_need_no_shared_memory(configs, monkeypatch, warnings_logged):
   """As in a container, whose /dev/shm has 64 MB."""
   config = configs['folder'].copy_and_resolve_references()
   config.data.image_size = (400, 400)  # large enough for shared memory
   expected = train(config, stop=2)
-  lines = []
-  monkeypatch.setattr(logging, 'warning', lambda x, *y: lines.append(x % y))
   status = os.statvfs('/dev/shm')
 
   def full(path):
@@ -300,13 +297,13 @@ def test_workers_need_no_shared_memory(configs, monkeypatch):
   with contextlib.closing(
     data.train_batches(source, config, start_step=0, num_steps=2)
   ) as batches:
-    found = [next(batches)]
+    actual = [next(batches)]
     assert not {
       x for x in set(os.listdir('/dev/shm')) - names if x.startswith('psm_')
     }
-    found += batches
-  assert_same(found, expected)
-  (line,) = lines
+    actual += batches
+  assert_same(actual, expected)
+  (line,) = warnings_logged
   assert '/dev/shm has 0 MB free' in line and '--shm-size' in line
 
 

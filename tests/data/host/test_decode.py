@@ -3,7 +3,6 @@ import struct
 import warnings
 import zlib
 
-from absl import logging
 import cv2
 import numpy as np
 from PIL import Image
@@ -29,7 +28,7 @@ def encoded(image: Image.Image, kind: str, **options) -> bytes:
   return file.getvalue()
 
 
-def seen(data: bytes, channels: int) -> np.ndarray:
+def pillow_pixels(data: bytes, channels: int) -> np.ndarray:
   """What a person sees, by Pillow, float [h, w, channels]."""
   image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
   if image.mode == 'I;16':  # Pillow would clip
@@ -186,7 +185,7 @@ FILES['jpeg turned by nonsense'] = turned('JPEG', 77, subsampling=0)
 @pytest.mark.parametrize('name', FILES)
 def test_shows_what_pillow_shows(name, channels):
   pixels = decode.decode(FILES[name], channels)
-  expected = seen(FILES[name], channels)
+  expected = pillow_pixels(FILES[name], channels)
   assert pixels.dtype == np.uint8 and pixels.flags.c_contiguous
   assert pixels.shape == expected.shape
   difference = np.abs(pixels - expected)
@@ -246,15 +245,11 @@ def test_what_is_no_image_is_refused(data):
 
 
 @pytest.fixture
-def lines(monkeypatch):
-  """What is logged as a warning."""
-  found: list[str] = []
-  monkeypatch.setattr(
-    logging, 'warning', lambda text, *args: found.append(text % args)
-  )
+def lines(warnings_logged):
+  """The warnings that are logged, as in a new process."""
   decode.say_more.cache_clear()
   levels._say_reduced.cache_clear()
-  return found
+  return warnings_logged
 
 
 @pytest.mark.parametrize('kind', ['GIF', 'TIFF'])
@@ -412,7 +407,7 @@ def test_orientations_of_all_types_are_as_pillow_has_them(kind, order):
       exif = exif_bytes(value, kind, order, count)
       data = with_segments(segment(EXIF + exif))
       with warnings.catch_warnings(action='ignore'):  # of counts of 3
-        expected = seen(data, 3)
+        expected = pillow_pixels(data, 3)
       pixels = decode.decode(data, 3)
       assert pixels.shape == expected.shape, (value, count)
       assert np.abs(pixels - expected).max() <= 2, (value, count)
@@ -457,9 +452,9 @@ PARTS = {
 @pytest.mark.parametrize('name', PARTS)
 def test_segments_before_the_orientation(name):
   data = with_segments(*PARTS[name])
-  found, expected = decode.decode(data, 3), seen(data, 3)
-  assert found.shape == expected.shape
-  assert np.abs(found - expected).max() <= 2
+  actual, expected = decode.decode(data, 3), pillow_pixels(data, 3)
+  assert actual.shape == expected.shape
+  assert np.abs(actual - expected).max() <= 2
   assert decode.jpeg_size(data) == expected.shape[:2]
 
 
@@ -472,7 +467,7 @@ def test_orientation_in_the_xmp_of_other_formats(kind):
     info.add_itxt('XML:com.adobe.xmp', xmp_bytes(6).decode())
     options = {'pnginfo': info}
   data = encoded(COLOUR, kind, **options)
-  np.testing.assert_array_equal(decode.decode(data, 3), seen(data, 3))
+  np.testing.assert_array_equal(decode.decode(data, 3), pillow_pixels(data, 3))
 
 
 def test_the_first_exif_of_a_png_counts():

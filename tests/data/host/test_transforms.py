@@ -30,8 +30,8 @@ def test_any_image_becomes_of_the_size(kind, size, channels):
       kind, (16, 20), resize, (0.08, 1), (0.75, 1.33), pad=3, flip=True
     )
     for seed in range(3):
-      found = cropped(image, crop, seed)
-      assert found.shape == (16, 20, channels) and found.dtype == np.uint8
+      actual = cropped(image, crop, seed)
+      assert actual.shape == (16, 20, channels) and actual.dtype == np.uint8
 
 
 @pytest.mark.parametrize('size', [(40, 60), (60, 40), (33, 33), (5, 200)])
@@ -87,8 +87,8 @@ def test_center_crop_is_that_of_the_resized_image():
   small = np.asarray(
     Image.fromarray(image).resize((24, 16), Image.Resampling.BOX)
   )
-  found = cropped(image, crop).astype(int)
-  assert np.abs(found - small[:, 4:20]).max() <= 1
+  actual = cropped(image, crop).astype(int)
+  assert np.abs(actual - small[:, 4:20]).max() <= 1
   exact = Crop('center', (16, 16), (32, 48))
   np.testing.assert_array_equal(cropped(image, exact), image[8:24, 16:32])
 

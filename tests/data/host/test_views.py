@@ -77,7 +77,7 @@ def decoded(monkeypatch):
   return counter
 
 
-def config(**augment):
+def make_config(**augment):
   result = config_lib.default()
   result.seed = 5
   result.data.image_size = 24
@@ -99,16 +99,16 @@ VIEWS = {
 }
 
 
-def train(source, made, views=None, **host):
+def train(source, config, views=None, **host):
   return list(
     data.train_batches(
-      source, made, start_step=0, num_steps=2, views=views, **host
+      source, config, start_step=0, num_steps=2, views=views, **host
     )
   )
 
 
 def test_views_are_read_and_decoded_once(source, decoded):
-  batches = train(source, config(), VIEWS)
+  batches = train(source, make_config(), VIEWS)
   assert set(source.reads.values()) == {1} and len(source.reads) == SIZE
   assert set(decoded.values()) == {1} and len(decoded) == SIZE
   for batch in batches:
@@ -119,22 +119,26 @@ def test_views_are_read_and_decoded_once(source, decoded):
 
 def test_views_depend_on_seed_and_draw_alone(source):
   """And each has a key of its own, of which the first is a single crop's."""
-  made = config()
-  for step, batch in enumerate(train(source, made, VIEWS)):
+  config = make_config()
+  for step, batch in enumerate(train(source, config, VIEWS)):
     for row, position in enumerate(batch['index'].tolist()):
       image = transforms.StoredImage(source.files[position], 3)
-      key = made.seed, batches_lib._CROP, 6 * step + row
+      key = config.seed, batches_lib._CROP, 6 * step + row
       keys = [key, *((*key, i) for i in range(1, 7))]
       crops = [x.crop for x in VIEWS.values() for _ in range(x.count or 1)]
       rngs = map(np.random.default_rng, keys)
       expected = image.crops(list(zip(crops, rngs, strict=True)))
-      found = [*batch['global'][row], batch['whole'][row], *batch['local'][row]]
-      for a, b in zip(found, expected, strict=True):
+      actual = [
+        *batch['global'][row],
+        batch['whole'][row],
+        *batch['local'][row],
+      ]
+      for a, b in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(a, b)
   parts = [
-    train(source, made, VIEWS, host_index=i, host_count=3) for i in range(3)
+    train(source, config, VIEWS, host_index=i, host_count=3) for i in range(3)
   ]
-  for whole, *hosts in zip(train(source, made, VIEWS), *parts, strict=True):
+  for whole, *hosts in zip(train(source, config, VIEWS), *parts, strict=True):
     for name, x in whole.items():
       joined = np.concatenate([host[name] for host in hosts])
       np.testing.assert_array_equal(x, joined)
@@ -143,18 +147,18 @@ def test_views_depend_on_seed_and_draw_alone(source):
 @pytest.mark.parametrize('antialias', [False, True])
 def test_repeats_are_read_once_and_cropped_as_alone(source, decoded, antialias):
   """To the bit, whatever fraction of a JPEG's size each crop asks for."""
-  made = config(repeats=6)
-  made.data.antialias = antialias
-  batches = train(source, made)
+  config = make_config(repeats=6)
+  config.data.antialias = antialias
+  batches = train(source, config)
   assert list(source.reads.values()) == [1, 1]
   if not (antialias and source.kind == 'jpeg'):  # which is reduced by the crop
     assert list(decoded.values()) == [1, 1]
   for step, batch in enumerate(batches):
     for row, position in enumerate(batch['index'].tolist()):
       rng = np.random.default_rng(
-        (made.seed, batches_lib._CROP, 6 * step + row)
+        (config.seed, batches_lib._CROP, 6 * step + row)
       )
       expected = transforms.transform(
-        source.files[position], 3, geometry.train_crop(made), rng
+        source.files[position], 3, geometry.train_crop(config), rng
       )
       np.testing.assert_array_equal(batch['image'][row], expected)

@@ -83,8 +83,10 @@ def test_some_patches_share_the_slots_of_an_image():
   )
   images = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))
   variables = compiled.init(model, jax.random.key(1), images)
-  kept = jnp.broadcast_to(jnp.arange(8), (2, 8))
-  partial = compiled.apply(model, variables, images, kept=kept, method='trunk')
+  positions = jnp.broadcast_to(jnp.arange(8), (2, 8))
+  partial = compiled.apply(
+    model, variables, images, kept=positions, method='trunk'
+  )
   upper = compiled.apply(model, variables, images[:, :4])
   np.testing.assert_allclose(partial['features'], upper, atol=1e-5)
 

@@ -29,7 +29,7 @@ def plain(qkv, num_heads):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
-def both(attend, qkv, num_heads, grad):
+def values_and_gradients(attend, qkv, num_heads, grad):
   """Returns the output and the gradient for qkv."""
   y, pull_back = jax.vjp(lambda x: attend(x, num_heads), qkv)
   return y, *pull_back(grad)
@@ -47,9 +47,11 @@ def test_is_softmax_attention(tokens, hidden_size, num_heads):
   qkv, grad = example(tokens, hidden_size, jnp.float32)
   shape = (2, tokens, hidden_size)
   assert fused_attention.fits(shape, num_heads, jnp.float32)
-  actual = both(fused_attention.fused_attention, qkv, num_heads, grad)
+  actual = values_and_gradients(
+    fused_attention.fused_attention, qkv, num_heads, grad
+  )
   for x, expected in zip(
-    actual, both(plain, qkv, num_heads, grad), strict=True
+    actual, values_and_gradients(plain, qkv, num_heads, grad), strict=True
   ):
     np.testing.assert_allclose(x, expected, atol=1e-5 * abs(expected).max())
 
@@ -61,14 +63,16 @@ def test_bfloat16_is_as_exact_as_the_plain_formulation(
   """Root mean square errors of outputs and gradients."""
   qkv, grad = example(tokens, hidden_size, jnp.bfloat16)
   with jax.enable_x64():
-    exact = both(
+    exact = values_and_gradients(
       plain, qkv.astype(jnp.float64), num_heads, grad.astype(jnp.float64)
     )
     exact = [np.asarray(x) for x in exact]
   errors = [
     [
       np.sqrt(np.mean((np.asarray(x, np.float64) - y) ** 2))
-      for x, y in zip(both(f, qkv, num_heads, grad), exact, strict=True)
+      for x, y in zip(
+        values_and_gradients(f, qkv, num_heads, grad), exact, strict=True
+      )
     ]
     for f in (fused_attention.fused_attention, plain)
   ]
@@ -159,8 +163,8 @@ def test_rotates_queries_and_keys(tokens, hidden_size, num_heads, kind):
     parts[:2] = (rotation(x, None) for x in parts[:2])
     return plain(jnp.stack([x.reshape(shape) for x in parts], 2), num_heads)
 
-  actual = both(inside, qkv, num_heads, grad)
-  expected = both(outside, qkv, num_heads, grad)
+  actual = values_and_gradients(inside, qkv, num_heads, grad)
+  expected = values_and_gradients(outside, qkv, num_heads, grad)
   for x, y in zip(actual, expected, strict=True):
     np.testing.assert_allclose(x, y, atol=1e-5 * abs(y).max())
 

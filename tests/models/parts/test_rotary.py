@@ -38,9 +38,9 @@ def trunk(kind, **fields):
   static_argnums=0,
   compiler_options={'xla_backend_optimization_level': 0},
 )
-def tokens(model, params, x, kept=None):
+def tokens(model, params, x, positions=None):
   outputs = compiled.apply(
-    model, {'params': params}, x, method='trunk', kept=kept
+    model, {'params': params}, x, method='trunk', kept=positions
   )
   return outputs['tokens']
 
@@ -109,13 +109,15 @@ def test_kept_patches_are_rotated_by_their_own_positions(kind):
   expected = np.take_along_axis(np.asarray(full[:, 3:]), order[..., None], 1)
   np.testing.assert_allclose(actual[:, 3:], expected, atol=2e-5)
   np.testing.assert_allclose(actual[:, :3], full[:, :3], atol=2e-5)
-  kept = jnp.asarray(order[:, :5])
-  batched = tokens(model, params, images(), kept=kept)
+  positions = jnp.asarray(order[:, :5])
+  batched = tokens(model, params, images(), kept=positions)
   for i in range(2):
-    alone = tokens(model, params, images()[i : i + 1], kept=kept[i : i + 1])
+    alone = tokens(
+      model, params, images()[i : i + 1], kept=positions[i : i + 1]
+    )
     np.testing.assert_allclose(batched[i], alone[0], atol=2e-5)
   stacked = layouts.stack_layers(params)
-  scanned = tokens(model.clone(scan=True), stacked, images(), kept=kept)
+  scanned = tokens(model.clone(scan=True), stacked, images(), kept=positions)
   np.testing.assert_allclose(scanned, batched, atol=2e-5)
 
 

@@ -72,13 +72,13 @@ def refused(path: pathlib.Path, message: str = '.') -> str:
 
 
 def assert_same(
-  got: dict[str, np.ndarray], expected: dict[str, np.ndarray]
+  actual: dict[str, np.ndarray], expected: dict[str, np.ndarray]
 ) -> None:
-  assert got.keys() == expected.keys()
+  assert actual.keys() == expected.keys()
   for name, x in expected.items():
-    assert got[name].dtype == x.dtype and got[name].shape == x.shape
-    assert got[name].flags.c_contiguous and got[name].flags.writeable
-    assert got[name].tobytes() == x.tobytes()
+    assert actual[name].dtype == x.dtype and actual[name].shape == x.shape
+    assert actual[name].flags.c_contiguous and actual[name].flags.writeable
+    assert actual[name].tobytes() == x.tobytes()
 
 
 def write(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> pathlib.Path:
@@ -517,16 +517,16 @@ def sharded(
   tmp_path: pathlib.Path, ending: str = 'safetensors', **changes: str
 ) -> pathlib.Path:
   arrays = {f'x{i}': np.full(3, i) for i in range(4)}
-  where = {k: f'{int(k[1]) // 2}.{ending}' for k in arrays}
-  for shard in sorted(set(where.values())):
-    held = {k: x for k, x in arrays.items() if where[k] == shard}
+  file_names = {k: f'{int(k[1]) // 2}.{ending}' for k in arrays}
+  for shard in sorted(set(file_names.values())):
+    held = {k: x for k, x in arrays.items() if file_names[k] == shard}
     if ending == 'bin':
       torch_format.save(tmp_path / shard, torch_format.state_dict(held))
     else:
       write(tmp_path / shard, held)
   stem = 'pytorch_model' if ending == 'bin' else 'model'
   index = tmp_path / f'{stem}.{ending}.index.json'
-  index.write_text(json.dumps({'weight_map': where | changes}))
+  index.write_text(json.dumps({'weight_map': file_names | changes}))
   return index
 
 

@@ -33,7 +33,7 @@ ARRAYS = {
   'blocks.0.norm1.weight': np.arange(3, dtype=np.float32),
   'cls_token': np.ones((1, 1, 3), np.float32),
 }
-OTHER = {name: x + 7 for name, x in ARRAYS.items()}
+OTHER_ARRAYS = {name: x + 7 for name, x in ARRAYS.items()}
 RUN = []  # of what no file may run
 
 
@@ -399,7 +399,9 @@ def test_what_is_beside_the_model_of_lightning(tmp_path):
   lightning = {
     'state_dict': value,
     'callbacks': {'Checkpoint': {'score': Pickled(Recipe(), 2)}},
-    'optimizer_states': [{'state': {0: dict(OTHER)}, 'param_groups': []}],
+    'optimizer_states': [
+      {'state': {0: dict(OTHER_ARRAYS)}, 'param_groups': []}
+    ],
     'hyper_parameters': Pickled(Options(lr=0.1), 2),
   }
   save(tmp_path / 'x', lightning)
@@ -420,18 +422,18 @@ def test_one_of_several_states(tmp_path, monkeypatch, taken, other, is_prefix):
   monkeypatch.setattr(
     logging, 'info', lambda line, *args: lines.append(line % args)
   )
-  value = {other: dict(OTHER), taken: dict(ARRAYS)}
+  value = {other: dict(OTHER_ARRAYS), taken: dict(ARRAYS)}
   if is_prefix:
     if taken not in ('teacher', 'ema'):
       pytest.skip('no attribute of a model')
     other = 'student'
     value = {f'{taken}.{name}': x for name, x in ARRAYS.items()}
-    value |= {f'{other}.{name}': x for name, x in OTHER.items()}
+    value |= {f'{other}.{name}': x for name, x in OTHER_ARRAYS.items()}
   save(tmp_path / 'x', value)
   assert_same(read(tmp_path / 'x'))
   (line,) = [x for x in lines if '--state' in x]
   assert f'read the state {taken} of' in line and f'--state={other}' in line
-  assert_same(read(tmp_path / 'x', other), OTHER)
+  assert_same(read(tmp_path / 'x', other), OTHER_ARRAYS)
   assert_same(read(tmp_path / 'x', taken))
   with pytest.raises(UserError, match="no state 'nothing': those that"):
     read(tmp_path / 'x', 'nothing')

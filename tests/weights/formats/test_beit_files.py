@@ -65,10 +65,10 @@ NAMES = {
 def test_names_of_its_authors(tmp_path, kind):
   loaded = random_model(**KINDS[kind])
   export.write(loaded, tmp_path / 'x', 'timm', 'here')
-  found = read(tmp_path / 'x' / 'model.safetensors')
+  actual = read(tmp_path / 'x' / 'model.safetensors')
   for name, shape in NAMES[kind].items():
-    assert found[name].shape == shape, name
-  assert not any('attn.qkv.bias' in name for name in found)
+    assert actual[name].shape == shape, name
+  assert not any('attn.qkv.bias' in name for name in actual)
   again = vit_jax.load(tmp_path / 'x')
   assert_same(again, loaded)
   content = json.loads((tmp_path / 'x' / 'config.json').read_text())
@@ -86,11 +86,11 @@ def test_a_file_alone(tmp_path):
     name = f'blocks.{i}.attn.relative_position_index'
     arrays[name] = np.zeros((17, 17), np.int64)
   safetensors.save_file(arrays, tmp_path / 'alone.safetensors')
-  found = vit_jax.load(tmp_path / 'alone.safetensors')
-  assert found.position_size == (32, 32)
-  assert found.model.block.attention.num_heads == 3
-  assert found.resize == 'geometric'
-  jax.tree.map(np.testing.assert_array_equal, found.params, loaded.params)
+  actual = vit_jax.load(tmp_path / 'alone.safetensors')
+  assert actual.position_size == (32, 32)
+  assert actual.model.block.attention.num_heads == 3
+  assert actual.resize == 'geometric'
+  jax.tree.map(np.testing.assert_array_equal, actual.params, loaded.params)
 
 
 def test_a_grid_that_is_not_square_must_be_said(tmp_path):

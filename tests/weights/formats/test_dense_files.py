@@ -55,17 +55,17 @@ def write_run(path, seed=0, **settings):
     image = input_kinds.Volume((32, 32, 16))
   there = {'image': image, 'map': target_kinds.SegmentationMap(CLASSES)}
   config.model.num_classes = 0
-  made = objectives.create(config, there)
+  objective = objectives.create(config, there)
   rng = np.random.default_rng(seed)
   params = jax.tree.map(
     lambda x: rng.normal(0.5, 0.1, x.shape).astype(np.float32),
-    jax.eval_shape(made.init, jax.random.key(0)),
+    jax.eval_shape(objective.init, jax.random.key(0)),
   )
-  facts = made.output_facts()
+  facts = objective.output_facts()
   preprocess = data.Preprocess.from_config(config, there, facts, 'trunk')
   size = preprocess.image_size
   loaded = weights.Loaded(
-    made.model,
+    objective.model,
     params['trunk'],
     preprocess,
     size,
@@ -89,8 +89,8 @@ def test_both_ways_to_the_bit(form, settings, tmp_path):
   again = tmp_path / 'again'
   args = file, again, '--to=vit_jax', f'--like={tmp_path}/other'
   assert commands.run(convert, *args) == 0
-  _, found = trained.restored(vit_jax.load(again))
-  jax.tree.map(np.testing.assert_array_equal, found, params)
+  _, actual = trained.restored(vit_jax.load(again))
+  jax.tree.map(np.testing.assert_array_equal, actual, params)
   second = tmp_path / 'second.safetensors'
   assert commands.run(convert, again, second, f'--to={form}') == 0
   assert second.read_bytes() == file.read_bytes()
@@ -119,10 +119,10 @@ def test_monai_reads_the_file_and_answers_as_the_run(tmp_path):
   net.load_state_dict(load_file(file))
   x = np.random.default_rng(0).normal(size=(1, 32, 32, 16, 1))
   x = x.astype(np.float32)
-  wanted = made.outputs(params, {'image': x})['logits']
-  found = torch_outputs(net, x)
+  expected = made.outputs(params, {'image': x})['logits']
+  actual = torch_outputs(net, x)
   np.testing.assert_allclose(
-    np.moveaxis(found.numpy(), 1, -1), wanted, atol=2e-4, rtol=1e-3
+    np.moveaxis(actual.numpy(), 1, -1), expected, atol=2e-4, rtol=1e-3
   )
 
 

@@ -16,12 +16,12 @@ _REASON = 'torch and transformers are not installed'
 def authors(state):
   """Returns the arrays of FLAVA's copy under the names of DALL-E's authors."""
   endings = {'weight': 'w', 'bias': 'b'}
-  found = {}
+  actual = {}
   for name, x in state.items():
     name, end = name.rsplit('.', 1)
     name = name.replace('.group.', '.').replace('.path.', '.')
-    found[f'{name}.{endings[end]}'] = x
-  return found
+    actual[f'{name}.{endings[end]}'] = x
+  return actual
 
 
 @pytest.mark.parametrize('blocks', [1, 2])
@@ -42,12 +42,12 @@ def test_the_tokens_of_transformers(tmp_path, blocks, size):
   pixels = np.random.default_rng(0).random((2, *size, 3), np.float32)
   mapped = torch.tensor(0.8 * pixels + 0.1).permute(0, 3, 1, 2)
   with torch.no_grad():
-    wanted = theirs(mapped).permute(0, 2, 3, 1).numpy()
+    expected = theirs(mapped).permute(0, 2, 3, 1).numpy()
   for name in ('flava', 'encoder.pth'):
     module, params = dvae.read(tmp_path / name)
     assert (module.tokens, module.hidden, module.blocks) == (24, 8, blocks)
-    found = module.apply({'params': params}, jnp.asarray(pixels))
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    actual = module.apply({'params': params}, jnp.asarray(pixels))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_files_that_are_refused(tmp_path):

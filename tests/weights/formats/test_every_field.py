@@ -242,13 +242,13 @@ def models_text(title):
   return '\n'.join(itertools.takewhile(lambda x: x.startswith('  '), lines))
 
 
-def models_of(title):
+def make_models(title):
   """Returns the keys of these models."""
   return [keys_of_model(x.strip()) for x in models_text(title).splitlines()]
 
 
 # Values that a file's arrays or keys could say, though it has one of each.
-ONE = {
+ONE_VALUE = {
   "transformers' CLIP": {'num_classes'},
   "transformers' Siglip": {'num_classes'},
   "transformers' AIMv2": {'mlp.gelu'},
@@ -266,33 +266,33 @@ def other_values(rng, path, values, family):
   value = values[path]
   kind, _, name = path.partition('.')
   if path in values_lib.SINGLE:
-    return others(rng, registry.PARTS[path], value)
+    return changed_values(rng, registry.PARTS[path], value)
   if kind == values_lib.SUM and '.' not in name:
     return [not value]
   if path == 'num_heads':
     divisors = [n for n in range(1, 13) if values['hidden_size'] % n == 0]
-    return others(rng, divisors, value)
+    return changed_values(rng, divisors, value)
   if path in ('hidden_size', 'mlp_dim'):
-    return others(rng, [24, 48, 72, 96], value)
+    return changed_values(rng, [24, 48, 72, 96], value)
   if path == 'depth':
-    return others(rng, [1, 2, 3, 4], value)
+    return changed_values(rng, [1, 2, 3, 4], value)
   # Of a ResNet.
   if path in ('stem_width', 'patches.width', 'num_groups'):
     numbers = [4, 8, 32] if path == 'num_groups' else [32, 64]
-    return others(rng, numbers, value)
+    return changed_values(rng, numbers, value)
   if path == 'channels':
     stages = len(values['stages'])
     widths = [tuple(128 * int(n) for n in rng.integers(2, 5, stages))]
-    return others(rng, widths, value)
+    return changed_values(rng, widths, value)
   if path == 'patch_size':
-    return others(rng, [(4, 4), (8, 8), (16, 16), (8, 16)], value)
+    return changed_values(rng, [(4, 4), (8, 8), (16, 16), (8, 16)], value)
   declared = values_lib.option(path, values, family)
   if declared.kind is not None:  # a part in a part
     names = registry.PARTS[declared.kind or 'norm']
-    return others(rng, names, value)
+    return changed_values(rng, names, value)
   hints = {*typing.get_args(declared.hint), declared.hint}
   if declared.field.choices:
-    return others(rng, declared.field.choices, value)
+    return changed_values(rng, declared.field.choices, value)
   if bool in hints:
     return [not value]
   if any(typing.get_origin(x) is tuple for x in hints):
@@ -308,7 +308,7 @@ def other_values(rng, path, values, family):
   return [x for x in (*choices, *empty) if x != value]
 
 
-def others(rng, choices, value):
+def changed_values(rng, choices, value):
   different = [x for x in choices if x != value]
   return [different[i] for i in rng.permutation(len(different))]
 
@@ -342,11 +342,13 @@ def drawn(kind, fields, seed):
       changed = with_value(kind, model, path, value)
       if changed is not None and not kind.refusals(changed, SIZE):
         model = changed
-  other = model
+  changed_model = model
   for path, value in noted_changes:
-    other = with_value(kind, other, path, value) or other
-  if other is not model:
-    assert any('this model has' in x for x in kind.notes(other, SIZE))
+    changed_model = (
+      with_value(kind, changed_model, path, value) or changed_model
+    )
+  if changed_model is not model:
+    assert any('this model has' in x for x in kind.notes(changed_model, SIZE))
   return model
 
 
@@ -417,7 +419,7 @@ def test_every_field_is_written_and_read_or_refused(
   """To the bit, and each field that has a place with several values."""
   form, kind = KINDS[title]
   stored = {x.value_name: set() for x in kind.fields if can_vary(x)}
-  for seed, fields in enumerate(models_of(title)):
+  for seed, fields in enumerate(make_models(title)):
     random = drawn(kind, fields, seed)
     for i, model in enumerate((random_model(**fields).model, random)):
       values = values_lib.model_values(model)
@@ -444,7 +446,7 @@ def test_every_field_is_written_and_read_or_refused(
           continue  # timm has one bias for both
         np.testing.assert_array_equal(array, params[name], name)
   fixed = {path for path, texts in stored.items() if len(texts) < 2}
-  assert fixed == ONE.get(title, set())
+  assert fixed == ONE_VALUE.get(title, set())
 
 
 def can_vary(entry):
@@ -467,7 +469,7 @@ def test_what_has_no_place_is_named(tmp_path, line):
 @pytest.mark.parametrize('title', KINDS)
 def test_an_activation_that_no_format_has(tmp_path, title):
   form, kind = KINDS[title]
-  model = random_model(**models_of(title)[0])
+  model = random_model(**make_models(title)[0])
   if kind.family is resnet.BiT or 'AIMv2' in title:
     return  # they have none, or a gate
   block = model.model.block
@@ -496,7 +498,7 @@ def test_a_foreign_key_is_known_or_refused(title, tmp_path, monkeypatch):
   """Keys of this kind, of others and of none, with values of any type."""
   form, kind = KINDS[title]
   rng = np.random.default_rng(0)
-  model = random_model(**models_of(title)[0]).model
+  model = random_model(**make_models(title)[0]).model
   written(tmp_path / 'x', form, kind, model, monkeypatch)
   path = tmp_path / 'x' / 'config.json'
   content = json.loads(path.read_text())

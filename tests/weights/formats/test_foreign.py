@@ -50,8 +50,8 @@ def test_golden(name):
   tolerance = 5e-4 if 'hybrid' in name else 1e-4
   loaded = vit_jax.load(path, **given)
   assert loaded.position_size == expected['image'].shape[1:3]
-  found = logits(loaded, expected['image'])
-  np.testing.assert_allclose(found, expected['logits'], atol=tolerance, rtol=0)
+  actual = logits(loaded, expected['image'])
+  np.testing.assert_allclose(actual, expected['logits'], atol=tolerance, rtol=0)
   if 'image_resized' in expected:
     size = expected['image_resized'].shape[1:3]
     loaded = vit_jax.load(path, image_size=size, **given)
@@ -207,17 +207,17 @@ def test_errors_name_arrays_as_the_file_does(tmp_path):
 
 def test_attention_pooling_as_big_vision_stores_it(tmp_path):
   """Its names, and queries, keys and values apart."""
-  ours = random_model(pool='map')
-  export.write(ours, tmp_path / 'x.npz', 'google', 'here')
+  actual = random_model(pool='map')
+  export.write(actual, tmp_path / 'x.npz', 'google', 'here')
   arrays = read(tmp_path / 'x.npz')
-  pool, head = ours.params['map_head'], 'params/MAPHead_0'
+  pool, head = actual.params['map_head'], 'params/MAPHead_0'
   attention = f'{head}/MultiHeadDotProductAttention_0'
-  layer = ours.params['blocks_1']
+  layer = actual.params['blocks_1']
   block = 'params/Transformer/encoderblock_1'
   for name, array in {
-    'params/embedding/bias': ours.params['patch_embedding']['bias'],
-    'params/pos_embedding': ours.params['position_embedding'],
-    'params/Transformer/encoder_norm/scale': ours.params['norm']['scale'],
+    'params/embedding/bias': actual.params['patch_embedding']['bias'],
+    'params/pos_embedding': actual.params['position_embedding'],
+    'params/Transformer/encoder_norm/scale': actual.params['norm']['scale'],
     f'{head}/probe': pool['probe'],
     f'{attention}/query/kernel': pool['query']['kernel'],
     f'{attention}/key/kernel': pool['key_value']['kernel'][:, 0],
@@ -232,11 +232,11 @@ def test_attention_pooling_as_big_vision_stores_it(tmp_path):
       layer['attention']['qkv']['kernel'][:, 1]
     ),
     f'{block}/MlpBlock_0/Dense_1/kernel': layer['mlp']['down']['kernel'],
-    'params/head/kernel': ours.params['head']['kernel'],
+    'params/head/kernel': actual.params['head']['kernel'],
   }.items():
     np.testing.assert_array_equal(arrays[name], array, name)
   assert all(name.startswith('params/') for name in arrays)
-  assert_same(vit_jax.load(tmp_path / 'x.npz'), ours)
+  assert_same(vit_jax.load(tmp_path / 'x.npz'), actual)
 
 
 # timm's and other state dicts.
@@ -274,8 +274,8 @@ def test_a_directory_of_timms_hub(tmp_path):
   assert loaded.preprocess.std == (0.1, 0.2, 0.3)
   assert loaded.preprocess.resize == 40
   block = describing.key_values(random.model)['block']
-  found = describing.with_keys(loaded.model, block=block)
-  assert describing.key_values(found) == describing.key_values(random.model)
+  actual = describing.with_keys(loaded.model, block=block)
+  assert describing.key_values(actual) == describing.key_values(random.model)
 
 
 def test_heads_by_architecture_and_by_published_size(tmp_path):
@@ -350,8 +350,8 @@ def test_a_size_with_as_many_patches(dinov2):
   """It is no reason to take the 5 x 5 positions for 1 x 25."""
   path, random = dinov2
   loaded = vit_jax.load(path, image_size=(8, 200))
-  ours = random.params['position_embedding'][:, 1:]
-  assert not np.array_equal(flat(loaded)['position_embedding'][:, 1:], ours)
+  actual = random.params['position_embedding'][:, 1:]
+  assert not np.array_equal(flat(loaded)['position_embedding'][:, 1:], actual)
 
 
 def test_a_directory_of_hugging_face_needs_its_config(tmp_path, dinov2):

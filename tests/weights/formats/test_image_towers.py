@@ -61,8 +61,8 @@ def test_open_clip(tmp_path, act):
   assert loaded.model.block.attention.num_heads == 2 and loaded.model.pre_norm
   images = random_images(32, 32)
   expected = torch_outputs(model.visual, images).numpy()
-  found = logits(loaded, images) @ arrays['visual.proj']
-  np.testing.assert_allclose(found, expected, atol=1e-4)
+  actual = logits(loaded, images) @ arrays['visual.proj']
+  np.testing.assert_allclose(actual, expected, atol=1e-4)
 
 
 OPEN_CLIP = {
@@ -197,7 +197,7 @@ def test_json_of_open_clip(tmp_path, key, value, wanted):
 
 def open_clips(name):
   """Returns the name that open_clip has for one of timm's."""
-  for ours, theirs in (
+  for actual, expected in (
     ('cls_token', 'class_embedding'),
     ('pos_embed', 'positional_embedding'),
     ('patch_embed.proj', 'conv1'),
@@ -209,7 +209,7 @@ def open_clips(name):
     ('mlp.fc1', 'mlp.c_fc'),
     ('mlp.fc2', 'mlp.c_proj'),
   ):
-    name = name.replace(ours, theirs)
+    name = name.replace(actual, expected)
   return f'visual.{"ln_post" + name[4:] if name.startswith("norm.") else name}'
 
 
@@ -229,11 +229,11 @@ def test_names_of_open_clip(tmp_path, caplog):
   arrays |= dict.fromkeys(outside, np.zeros((2, 2), np.float32))
   path = tmp_path / 'open_clip_model.safetensors'
   containers.write_safetensors(path, arrays, {})
-  found = vit_jax.load(path)
+  actual = vit_jax.load(path)
   assert 'no file says which GELU' in caplog.text
-  assert flat(found).keys() == flat(ours).keys()
+  assert flat(actual).keys() == flat(ours).keys()
   for name, array in flat(ours).items():
-    np.testing.assert_array_equal(flat(found)[name], array)
+    np.testing.assert_array_equal(flat(actual)[name], array)
   del arrays['visual.ln_pre.bias']
   containers.write_safetensors(path, arrays, {})
   with pytest.raises(UserError, match=r'missing: .*norm_pre.bias'):

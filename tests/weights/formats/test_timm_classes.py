@@ -154,33 +154,33 @@ def test_outputs_are_those_of_timm(tmp_path, kind, libraries):
   loaded = vit_jax.load(folder)
   assert loaded.preprocess.image_size == size
   images = np.random.default_rng(0).standard_normal((2, *size, 3), np.float32)
-  wanted = torch_outputs(model.eval(), images).numpy()
+  expected = torch_outputs(model.eval(), images).numpy()
   np.testing.assert_allclose(
-    logits(loaded, images), wanted, atol=1e-4 * abs(wanted).max()
+    logits(loaded, images), expected, atol=1e-4 * abs(expected).max()
   )
   export.write(loaded, tmp_path / 'ours', 'timm', 'here')
-  ours, theirs = (
+  actual, theirs = (
     read(tmp_path / x / 'model.safetensors') for x in ('ours', 'theirs')
   )
   # But for those of EVA-02 all, whose queries, keys and values are apart.
-  same = ours.keys() & theirs.keys()
-  assert same == ours.keys() or 'blocks.0.attn.q_proj.weight' in theirs
+  same = actual.keys() & theirs.keys()
+  assert same == actual.keys() or 'blocks.0.attn.q_proj.weight' in theirs
   for key in same:
-    np.testing.assert_array_equal(ours[key], theirs[key], key)
+    np.testing.assert_array_equal(actual[key], theirs[key], key)
   again = timm.create_model(f'local-dir:{tmp_path / "ours"}', pretrained=True)
   np.testing.assert_allclose(
     torch_outputs(again.eval(), images).numpy(),
-    wanted,
-    atol=1e-4 * abs(wanted).max(),
+    expected,
+    atol=1e-4 * abs(expected).max(),
   )
   assert_same(vit_jax.load(tmp_path / 'ours'), loaded)
 
 
 def test_layers_whose_keys_have_other_heads(tmp_path):
-  ours = random_model(
+  actual = random_model(
     **SAPIENS | {'depth': 4, 'attention': 'grouped(key_heads=1, qk_norm=True)'}
   )
-  export.write(ours, tmp_path / 'x', 'timm', 'here')
+  export.write(actual, tmp_path / 'x', 'timm', 'here')
   arrays = read(tmp_path / 'x' / 'model.safetensors')
   for x in 'kv':
     name = f'blocks.0.attn.{x}_proj'
@@ -196,36 +196,36 @@ def test_layers_whose_keys_have_other_heads(tmp_path):
 
 def test_layer_scale_of_attention_alone_is_multiplied_in(tmp_path):
   fields = {'block': 'block(layer_scale=1.0, layer_scale_mlp=False)', **EXACT}
-  ours = random_model(**fields)
-  notes = export.write(ours, tmp_path / 'x', 'google', 'here')
+  actual = random_model(**fields)
+  notes = export.write(actual, tmp_path / 'x', 'google', 'here')
   assert any('LayerScale is multiplied' in x for x in notes)
   loaded = vit_jax.load(tmp_path / 'x', mlp=EXACT['mlp'])
   images = np.random.default_rng(0).standard_normal((2, 32, 32, 3), np.float32)
   np.testing.assert_allclose(
-    logits(loaded, images), logits(ours, images), atol=1e-4
+    logits(loaded, images), logits(actual, images), atol=1e-4
   )
 
 
 def test_layer_scale_after_norms_becomes_theirs(tmp_path):
-  ours = random_model(block='post_norm(layer_scale=1.0)', **EXACT)
-  notes = export.write(ours, tmp_path / 'x', 'timm', 'here')
+  actual = random_model(block='post_norm(layer_scale=1.0)', **EXACT)
+  notes = export.write(actual, tmp_path / 'x', 'timm', 'here')
   assert any('LayerScale is multiplied' in x for x in notes)
   images = np.random.default_rng(0).standard_normal((2, 32, 32, 3), np.float32)
   np.testing.assert_allclose(
     logits(vit_jax.load(tmp_path / 'x'), images),
-    logits(ours, images),
+    logits(actual, images),
     atol=1e-4,
   )
 
 
 def test_two_biases_become_one(tmp_path):
-  ours = random_model(**JOINT)
-  notes = export.write(ours, tmp_path / 'x', 'timm', 'here')
+  actual = random_model(**JOINT)
+  notes = export.write(actual, tmp_path / 'x', 'timm', 'here')
   assert any('after the MLP are added' in x for x in notes)
   images = np.random.default_rng(0).standard_normal((2, 32, 32, 3), np.float32)
   loaded = vit_jax.load(tmp_path / 'x')
   np.testing.assert_allclose(
-    logits(loaded, images), logits(ours, images), atol=1e-4
+    logits(loaded, images), logits(actual, images), atol=1e-4
   )
   export.write(loaded, tmp_path / 'y', 'timm', 'here')
   assert_same(vit_jax.load(tmp_path / 'y'), loaded)

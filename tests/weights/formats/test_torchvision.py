@@ -47,17 +47,17 @@ def test_outputs_are_theirs(tmp_path, is_old):
 
 
 def test_what_is_written_is_theirs(tmp_path):
-  ours = random_model(num_classes=5, mlp="mlp(gelu='exact')")
-  export.write(ours, tmp_path / 'x', 'torchvision', 'here')
+  actual = random_model(num_classes=5, mlp="mlp(gelu='exact')")
+  export.write(actual, tmp_path / 'x', 'torchvision', 'here')
   imported('torchvision.models.vision_transformer')
   text = (tmp_path / 'x' / 'README.md').read_text()
   code = text.partition('```python\n')[2].partition('```')[0]
   names = {}
   exec(code.replace("'x/", f"'{tmp_path}/x/"), names)
-  images = random_images(*ours.position_size)
+  images = random_images(*actual.position_size)
   np.testing.assert_allclose(
     torch_outputs(names['model'].eval(), images),
-    ours.model.apply({'params': ours.params}, images),
+    actual.model.apply({'params': actual.params}, images),
     atol=1e-4,
   )
   other = random_model(num_classes=5, registers=2)

@@ -45,11 +45,11 @@ TEXT = {
   **{'num_hidden_layers': 2, 'num_attention_heads': 3},
   **{'vocab_size': 20, 'max_position_embeddings': 6},
 }
-BOTH = {'vision_config': TOWER, 'text_config': TEXT}
+BOTH_TOWERS = {'vision_config': TOWER, 'text_config': TEXT}
 PATCHES = {**TEXT, 'num_patches': 16, 'patch_size': 8}
 del PATCHES['vocab_size'], PATCHES['max_position_embeddings']
 # Class, and its config.
-THEIRS = {
+THEIR_CONFIGS = {
   'ViTForImageClassification': VIT,
   'ViTModel': VIT | {'pooler_output_size': 40},
   'DeiTForImageClassification': VIT | {'hidden_act': 'gelu_pytorch_tanh'},
@@ -92,12 +92,12 @@ THEIRS = {
   'Data2VecVisionForImageClassification': VIT
   | {'use_shared_relative_position_bias': True},
   'CLIPVisionModelWithProjection': TOWER | {'hidden_act': 'gelu'},
-  'CLIPModel': BOTH,
-  'SiglipModel': BOTH,
+  'CLIPModel': BOTH_TOWERS,
+  'SiglipModel': BOTH_TOWERS,
   'Siglip2VisionModel': PATCHES,
   'Siglip2Model': {'vision_config': PATCHES, 'text_config': TEXT},
 }
-NAMES = [*THEIRS]
+NAMES = [*THEIR_CONFIGS]
 OTHER_CLASSES = NAMES[NAMES.index('ViTMSNModel') :]
 # Those that take images of one size.
 FIXED = ('Bit', 'Aimv2', 'Data2Vec', 'ViTMSN')
@@ -109,9 +109,9 @@ def quiet():
   torch.set_num_threads(2)
 
 
-def theirs(name):
+def their_model(name):
   """Returns one of their models with random weights."""
-  return transformers_model(name, THEIRS[name])[-1]
+  return transformers_model(name, THEIR_CONFIGS[name])[-1]
 
 
 def answer(model, images, **kwargs):
@@ -142,12 +142,12 @@ def assert_close(outputs, expected, name=''):
   np.testing.assert_allclose(outputs, expected, atol=atol, rtol=0)
 
 
-@pytest.mark.parametrize('name', THEIRS)
+@pytest.mark.parametrize('name', THEIR_CONFIGS)
 def test_their_models_here(tmp_path, name):
   """Also for images of another, oblong size; and back, to the bit."""
-  model = theirs(name)
+  model = their_model(name)
   model.save_pretrained(tmp_path / 'theirs')
-  size = THEIRS[name].get('image_size', 32)
+  size = THEIR_CONFIGS[name].get('image_size', 32)
   is_bit = name.startswith('Bit')  # whose files say no size
   loaded = vit_jax.load(tmp_path / 'theirs', image_size=32 if is_bit else None)
   images = random_images(size, size)
@@ -183,14 +183,14 @@ def test_their_models_here(tmp_path, name):
 
 
 def test_a_classifier_of_the_mean_is_refused(tmp_path):
-  *_, model = transformers_model('SiglipForImageClassification', BOTH)
+  *_, model = transformers_model('SiglipForImageClassification', BOTH_TOWERS)
   model.save_pretrained(tmp_path)
   with pytest.raises(UserError, match='it has a classifier of the mean'):
     vit_jax.load(tmp_path)
 
 
 def test_masked_patches_of_dinov3(tmp_path):
-  model = theirs('DINOv3ViTModel')
+  model = their_model('DINOv3ViTModel')
   model.save_pretrained(tmp_path)
   loaded = vit_jax.load(tmp_path)
   images = random_images(32, 32)
@@ -204,7 +204,7 @@ def test_masked_patches_of_dinov3(tmp_path):
 
 def test_dinov2_with_images_smaller_than_its_positions(tmp_path):
   """As Meta's: config.json has 518 pixels, preprocessor_config.json 224."""
-  model = theirs('Dinov2ForImageClassification')
+  model = their_model('Dinov2ForImageClassification')
   model.save_pretrained(tmp_path)
   processor = transformers.BitImageProcessorPil(
     size={'shortest_edge': 28}, crop_size={'height': 24, 'width': 24}
@@ -221,7 +221,7 @@ DINO_HERE = {
   'block': 'block(layer_scale=0.5)',
   'pool': 'token_and_mean',
 }
-OURS = {
+OUR_MODELS = {
   'ViT': {'mlp': "mlp(gelu='exact')"},
   'ViT, tanh': {'layer_norm_epsilon': 1e-12},
   'ViT, grey, oblong': {
@@ -257,23 +257,23 @@ REWRITTEN = (
 )
 
 
-@pytest.mark.parametrize('name', OURS)
+@pytest.mark.parametrize('name', OUR_MODELS)
 def test_our_models_there(tmp_path, name):
-  ours = random_model(classes=('ant', 'bee', 'cow'), **OURS[name])
-  notes = export.write(ours, tmp_path / 'x', 'huggingface', 'here')
+  actual = random_model(classes=('ant', 'bee', 'cow'), **OUR_MODELS[name])
+  notes = export.write(actual, tmp_path / 'x', 'huggingface', 'here')
   assert bool(notes) == (name in REWRITTEN)
-  model, told = transformers.AutoModelForImageClassification.from_pretrained(
+  model, facts = transformers.AutoModelForImageClassification.from_pretrained(
     tmp_path / 'x', output_loading_info=True
   )
-  assert not any(told.values()), told
-  images = random_images(*ours.position_size, ours.preprocess.channels)
-  assert_close(logits(ours, images), answer(model.eval(), images))
+  assert not any(facts.values()), facts
+  images = random_images(*actual.position_size, actual.preprocess.channels)
+  assert_close(logits(actual, images), answer(model.eval(), images))
   assert model.config.id2label[1] == 'bee'
   again = vit_jax.load(tmp_path / 'x')
   if name in REWRITTEN:
-    assert_close(logits(again, images), logits(ours, images))
+    assert_close(logits(again, images), logits(actual, images))
   else:
-    assert_same(again, ours)
+    assert_same(again, actual)
 
 
 PROCESSORS = {
@@ -299,11 +299,11 @@ def test_their_pixels_here(tmp_path, jpegs, name):
   processor.save_pretrained(tmp_path / 'x')
   loaded = vit_jax.load(tmp_path / 'x', as_stored=True)
 
-  def theirs(image, processor=processor):
+  def their_model(image, processor=processor):
     pixels = processor(image, return_tensors='np')['pixel_values'][0]
     return np.moveaxis(pixels, 0, -1)
 
-  assert max(differences(loaded.preprocess, jpegs, theirs)) < 1e-6
+  assert max(differences(loaded.preprocess, jpegs, their_model)) < 1e-6
   export.write(loaded, tmp_path / 'y', 'huggingface', 'here')
   again = vit_jax.load(tmp_path / 'y', as_stored=True).preprocess
   assert again == dataclasses.replace(loaded.preprocess, classes=again.classes)
@@ -312,7 +312,7 @@ def test_their_pixels_here(tmp_path, jpegs, name):
   )
 
   def theirs_again(image):
-    return theirs(image, back)
+    return their_model(image, back)
 
   assert max(differences(loaded.preprocess, jpegs, theirs_again)) < 1e-6
 
@@ -328,7 +328,7 @@ def test_features_of_a_bare_dinov2(tmp_path, name, caplog):
   assert 'features are the class token and the mean' in caplog.text
   images = random_images(32, 32)
   output = torch_outputs(model, images)
-  found = logits(loaded, images)
-  assert_close(found[:, :48], output.pooler_output)
+  actual = logits(loaded, images)
+  assert_close(actual[:, :48], output.pooler_output)
   patches = output.last_hidden_state[:, -16:].mean(1)
-  assert_close(found[:, 48:], patches)
+  assert_close(actual[:, 48:], patches)

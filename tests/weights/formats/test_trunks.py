@@ -30,9 +30,9 @@ DINO = {'mlp': "mlp(gelu='exact')", 'num_classes': 0}
 def test_a_dinov3_without_what_transformers_needs(tmp_path):
   """Neither registers nor a mask token: their arrays are there, unused."""
   fields = {'positions': 'rope', **DINO}
-  ours = random_model(block='block(layer_scale=1.0)', **fields)
-  export.write(ours, tmp_path / 'x', 'huggingface', 'here')
-  assert_same(vit_jax.load(tmp_path / 'x'), ours)
+  actual = random_model(block='block(layer_scale=1.0)', **fields)
+  export.write(actual, tmp_path / 'x', 'huggingface', 'here')
+  assert_same(vit_jax.load(tmp_path / 'x'), actual)
   with pytest.raises(UserError, match='no place for num_classes=3'):
     export.write(
       random_model(
@@ -44,7 +44,7 @@ def test_a_dinov3_without_what_transformers_needs(tmp_path):
     )
 
 
-def theirs(tmp_path, ours, *names, **changes):
+def their_file(tmp_path, actual, *names, **changes):
   """Writes a model under its authors' names; returns the file.
 
   Args:
@@ -53,7 +53,7 @@ def theirs(tmp_path, ours, *names, **changes):
     *names: (pattern, replacement) of timm's names.
     **changes: Further arrays.
   """
-  export.write(ours, tmp_path / 'timm.safetensors', 'timm', 'here')
+  export.write(actual, tmp_path / 'timm.safetensors', 'timm', 'here')
   arrays = read(tmp_path / 'timm.safetensors')
   for pattern, replacement in names:
     arrays = {re.sub(pattern, replacement, k): x for k, x in arrays.items()}
@@ -64,13 +64,13 @@ def theirs(tmp_path, ours, *names, **changes):
 
 
 def test_dinos_file_is_resized_as_its_code_does(tmp_path):
-  ours = random_model(**DINO)
-  loaded = vit_jax.load(theirs(tmp_path, ours), num_heads=3)
+  actual = random_model(**DINO)
+  loaded = vit_jax.load(their_file(tmp_path, actual), num_heads=3)
   assert loaded.resize == 'dino'
-  assert_same(loaded, ours)
+  assert_same(loaded, actual)
   same = loaded.adapted(image_size=32)
   np.testing.assert_array_equal(
-    same.params['position_embedding'], ours.params['position_embedding']
+    same.params['position_embedding'], actual.params['position_embedding']
   )
   oblong = loaded.adapted(image_size=(16, 64))  # as many patches
   other = loaded.adapted(image_size=(16, 64), resize='bicubic')
@@ -87,15 +87,15 @@ def test_dinos_file_is_resized_as_its_code_does(tmp_path):
 @pytest.mark.parametrize('chunks', [False, True])
 def test_dinov2s_own_names(tmp_path, gated, chunks):
   fields = DINO | {'mlp': 'swiglu' if gated else "mlp(gelu='exact')"}
-  ours = random_model(
+  actual = random_model(
     block='block(layer_scale=1e-5)', mask_token=True, **fields
   )
   names = [(r'mlp\.fc1', 'mlp.w12'), (r'mlp\.fc2', 'mlp.w3')] * gated
   names += [(r'^blocks\.', 'blocks.0.')] * chunks
-  mask = np.asarray(ours.params['mask_token'])[0]
-  path = theirs(tmp_path, ours, *names, mask_token=mask)
+  mask = np.asarray(actual.params['mask_token'])[0]
+  path = their_file(tmp_path, actual, *names, mask_token=mask)
   loaded = vit_jax.load(path, num_heads=3)
-  assert_same(loaded, ours)
+  assert_same(loaded, actual)
   assert loaded.resize == 'dino'
   notes = export.write(loaded, tmp_path / 'again', 'timm', 'here')
   assert notes == ['the token of masked patches is left out']
@@ -108,26 +108,26 @@ def test_dinov2s_own_names(tmp_path, gated, chunks):
 def test_dinov2s_own_names_with_registers(tmp_path):
   """Registers have no position in its file; timm adds the class token's."""
   fields = {'block': 'block(layer_scale=1e-5)', 'registers': 4, **DINO}
-  ours = random_model(positions="learned(tokens='patches')", **fields)
+  actual = random_model(positions="learned(tokens='patches')", **fields)
   names = [('reg_token', 'register_tokens')]
   row = np.full((1, 1, 24), 0.25, np.float32)
-  table = np.concatenate([row, ours.params['position_embedding']], axis=1)
+  table = np.concatenate([row, actual.params['position_embedding']], axis=1)
   mask = np.zeros((1, 24), np.float32)
-  path = theirs(tmp_path, ours, *names, pos_embed=table, mask_token=mask)
+  path = their_file(tmp_path, actual, *names, pos_embed=table, mask_token=mask)
   loaded = vit_jax.load(path, num_heads=3)
   assert loaded.resize == 'bicubic_antialias'
   assert loaded.model.positions[0].tokens == 'class'
   images = random_images(32, 32)
-  ours.params['class_token'] = ours.params['class_token'] + row
+  actual.params['class_token'] = actual.params['class_token'] + row
   np.testing.assert_allclose(
-    logits(loaded, images), logits(ours, images), atol=1e-5
+    logits(loaded, images), logits(actual, images), atol=1e-5
   )
 
 
 @pytest.mark.parametrize('normalised', [False, True])
 def test_eva02s_own_names(tmp_path, normalised):
   mlp = f'swiglu(hidden_norm={normalised})'
-  ours = random_model(**EVA02 | {'mlp': mlp})
+  actual = random_model(**EVA02 | {'mlp': mlp})
   names = [
     (r'mlp\.fc1\.', 'mlp.w12.'),
     (r'mlp\.fc1_g', 'mlp.w1'),
@@ -136,7 +136,7 @@ def test_eva02s_own_names(tmp_path, normalised):
     (r'mlp\.norm', 'mlp.ffn_ln'),
   ]
   angles = {'rope.freqs_cos': np.ones((16, 8), np.float32)}
-  path = theirs(tmp_path, ours, *names, **angles)
+  path = their_file(tmp_path, actual, *names, **angles)
   if normalised:  # its queries, keys and values are apart
     arrays = read(path)
     for i in range(2):
@@ -151,12 +151,12 @@ def test_eva02s_own_names(tmp_path, normalised):
       )
     containers.write_safetensors(path, arrays, {})
   loaded = vit_jax.load(path, num_heads=3, positions=EVA02['positions'])
-  assert_same(loaded, ours)
+  assert_same(loaded, actual)
 
 
 def test_dinov3s_own_names(tmp_path):
   """Its keys' biases are masked, whatever they hold."""
-  ours = random_model(
+  actual = random_model(
     positions='rope',
     attention='attention(key_bias=False)',
     block='block(layer_scale=1e-5)',
@@ -169,12 +169,12 @@ def test_dinov3s_own_names(tmp_path):
     ('reg_token', 'storage_tokens'),
     (r'gamma_([12])', r'ls\1.gamma'),
   ]
-  mask = np.asarray(ours.params['mask_token'])[0]
+  mask = np.asarray(actual.params['mask_token'])[0]
   further = {
     'mask_token': mask,
     'rope_embed.periods': np.ones(2, np.float32),
   }
-  path = theirs(tmp_path, ours, *names, **further)
+  path = their_file(tmp_path, actual, *names, **further)
   arrays = read(path)
   nothing = np.full(24, np.nan, np.float32)
   for i in range(2):
@@ -183,26 +183,28 @@ def test_dinov3s_own_names(tmp_path):
     arrays[f'{start}qkv.bias'] = np.concatenate([query, nothing, value])
     arrays[f'{start}qkv.bias_mask'] = np.repeat([1.0, 0, 1], 24)
   containers.write_safetensors(path, arrays, {})
-  assert_same(vit_jax.load(path, num_heads=3, image_size=32), ours)
+  assert_same(vit_jax.load(path, num_heads=3, image_size=32), actual)
 
 
 def test_a_grid_of_positions_that_is_not_square(tmp_path):
   positions = "learned(tokens='patches', resize='bicubic', grid=(2, 8))"
-  ours = random_model((16, 64), mlp="mlp(gelu='exact')", positions=positions)
-  export.write(ours, tmp_path / 'x', 'timm', 'here')
-  assert_same(vit_jax.load(tmp_path / 'x'), ours)
+  actual = random_model((16, 64), mlp="mlp(gelu='exact')", positions=positions)
+  export.write(actual, tmp_path / 'x', 'timm', 'here')
+  assert_same(vit_jax.load(tmp_path / 'x'), actual)
 
 
 def test_factorized_positions_are_resized_for_each_image(tmp_path):
   positions = 'factorized(keep_aspect=True, grid=(4, 4))'
-  ours = random_model(mlp="mlp(gelu='exact')", pool='mean', positions=positions)
-  export.write(ours, tmp_path / 'x', 'timm', 'here')
+  actual = random_model(
+    mlp="mlp(gelu='exact')", pool='mean', positions=positions
+  )
+  export.write(actual, tmp_path / 'x', 'timm', 'here')
   other = vit_jax.load(tmp_path / 'x').adapted(image_size=(24, 40))
   assert logits(other, random_images(24, 40)).shape == (2, 5)
 
 
 def test_how_a_bare_file_rotates_is_said(tmp_path, caplog):
-  path = theirs(tmp_path, random_model(**EVA02))
+  path = their_file(tmp_path, random_model(**EVA02))
   with caplog.at_level('WARNING', 'absl'):
     loaded = vit_jax.load(path, num_heads=3)
   assert "assumed: rope(kind='eva02'" in caplog.text

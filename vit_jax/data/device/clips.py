@@ -24,7 +24,7 @@ from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
 
-# Purposes of random numbers from an example's key, after those of crops.py.
+# Purposes of random numbers from an example's key. crops.py has 0 and 1.
 _TIME, _MASKS, _MIX = range(2, 5)
 
 Batch = dict[str, jax.Array]

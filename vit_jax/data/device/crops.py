@@ -1,7 +1,7 @@
 """Crops of images and maps of one size on the device, under jit.
 
-The rules are those of the host (`transforms.py`), with another filter for
-shrinking. A map of classes is cropped as its image is, by the same keys, with
+The rules are the host's (`transforms.py`), with another filter for shrinking.
+A map of classes is cropped as its image is, by the same keys, with
 `geometry.for_map` of the image's crop.
 """
 

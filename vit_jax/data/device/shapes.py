@@ -96,7 +96,7 @@ def _within(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
 
 
 def _pixels(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
-  """Returns pixels [H, W, C]; outside the image, those of its edge."""
+  """Returns pixels [H, W, C]; outside the image, pixels of its edge."""
   height, width, channels = image.shape
   rows = jnp.clip(rows, 0, height - 1)
   index = rows * width + jnp.clip(columns, 0, width - 1)

@@ -31,8 +31,8 @@ from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host.geometry import Crop
 from vit_jax.data.host.geometry import Size
 
-# Purposes of random numbers from an example's key, after those of crops.py.
-# Those of recolor.py are 2, 3 and 6.
+# Purposes of random numbers from an example's key. crops.py has 0 and 1, and
+# recolor.py 2, 3 and 6.
 _ERASE, _MIX = 4, 5
 _CROPS = 6  # plus the number of a crop, from 1; crop 0 has the example's key
 

@@ -45,7 +45,7 @@ _XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 # Formats of `struct` for EXIF's types of numbers. Those of BYTE are no numbers
 # to Pillow.
 _NUMBERS = {3: 'H', 4: 'I', 6: 'b', 8: 'h', 9: 'i', 11: 'f', 12: 'd'}
-# Bytes to read of a file: those of a PNG hold the number of bits.
+# Bytes to read of a file: in a PNG they hold the number of bits.
 _HEADER = 64
 
 # Warnings of libjpeg that leave the pixels intact; many files of the web cause

@@ -52,8 +52,8 @@ def read(
 def decode_map(data: bytes, origin: str) -> np.ndarray:
   """Returns the labels of an encoded map, upright, uint8 or uint16 [H, W].
 
-  Those of a PNG with a palette are the positions in it, and those of a grey
-  image the stored numbers, also of 1, 2, 4 or 16 bits.
+  In a PNG with a palette labels are positions in it. In a grey image they are
+  the stored numbers, also of 1, 2, 4 or 16 bits.
   """
   if data.startswith(decode.PNG):
     labels = np.ascontiguousarray(

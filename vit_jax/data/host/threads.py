@@ -1,9 +1,11 @@
 """Functions of many items, on all cores."""
 
+import collections
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
-from collections.abc import Sequence
 import concurrent.futures
+import itertools
 from typing import TypeVar
 
 from vit_jax.data.host.batches import num_cores
@@ -13,9 +15,19 @@ Result = TypeVar('Result')
 
 
 def in_threads(
-  function: Callable[[Item], Result], items: Sequence[Item], at_once: int = 256
+  function: Callable[[Item], Result], items: Iterable[Item], ahead: int = 256
 ) -> Iterator[Result]:
-  """Yields what a function returns of items, in order, on all cores."""
-  with concurrent.futures.ThreadPoolExecutor(num_cores()) as pool:
-    for start in range(0, len(items), at_once):
-      yield from pool.map(function, items[start : start + at_once])
+  """Yields what a function returns of items, in order, on all cores.
+
+  At most `ahead` results wait.
+  """
+  pool = concurrent.futures.ThreadPoolExecutor(num_cores())
+  futures = (pool.submit(function, item) for item in items)
+  waiting = collections.deque(itertools.islice(futures, ahead))
+  try:
+    while waiting:
+      result = waiting.popleft().result()
+      waiting.extend(itertools.islice(futures, 1))
+      yield result
+  finally:
+    pool.shutdown(cancel_futures=True)

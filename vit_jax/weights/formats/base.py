@@ -181,12 +181,12 @@ class Writer(Protocol):
   ) -> dict[str, dict[str, Any]]:
     """Returns the JSON files beside the arrays, by name.
 
-    `values` are those of a model of a `format.Format`, and the `image_size` and
+    `values` are a model's, by a `format.Format`, with the `image_size` and
     `image_channels` of its positions.
     """
 
   def notes(self, kind: Any, values: Values) -> list[str]:
-    """Returns notes on a format and a model, beside those of the tables."""
+    """Returns notes on a format and a model that the tables do not have."""
 
 
 class Renamed(containers.Arrays):

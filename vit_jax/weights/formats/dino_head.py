@@ -1,6 +1,6 @@
 """The heads of DINO, iBOT and DINOv2 in the files of their authors.
 
-Names are those of `models.prototypes.PrototypeHead` and of the authors' class
+Names are as in `models.prototypes.PrototypeHead` and in the authors' class
 `DINOHead`: `mlp.0`, `mlp.2` and so on are the dense layers, with a BatchNorm
 after each where there is one, and `last_layer` has a weight norm.
 

@@ -43,7 +43,7 @@ group_#_#/conv_#/bias      {_BLOCK}.res_path.conv_#.b        +1
 
 
 def read(path: pathlib.Path) -> tuple[dvae.DalleEncoder, dict[str, Any]]:
-  """Reads an encoder, whose sizes are those of the arrays, and its parameters.
+  """Reads an encoder, with the sizes of its arrays, and its parameters.
 
   `path` is an .npz, .safetensors or .pth file, or a directory of transformers.
   """

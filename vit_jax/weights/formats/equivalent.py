@@ -30,7 +30,7 @@ _SCALED = {
 
 
 def forms(model: models.Model) -> Iterator[models.Model]:
-  """Yields the model and those of the same function, the most similar first.
+  """Yields the model and others of the same function, the most similar first.
 
   Low-rank factors can be added to the kernels that they are factors for.
   A mask token, which no prediction needs, can be left out. Fixed positions can
@@ -72,7 +72,7 @@ def rewrite(
 ) -> tuple[weights.Loaded, list[str]]:
   """Returns a model in one of its `forms`, and notes on what differs.
 
-  Its layers are unrolled, and its arrays those of NumPy.
+  Its layers are unrolled, and its arrays are of NumPy.
   """
   source, params = loaded.model, loaded.params
   if target == source:

@@ -197,9 +197,9 @@ def table(
 
   Args:
     text: The text.
-    *functions: Those that it names.
-    changes: A table that it changes: its entries take the places of those of
-      the same values, or keys; others come last.
+    *functions: The functions that it names.
+    changes: A table that it changes. An entry takes the place of the one with
+      the same value, or key; others come last.
     below: Key that comes before those that begin with a dot.
     **names: Words of a config and our values, by name, and functions under
       other names than theirs.

@@ -47,7 +47,7 @@ _WEIGHTS = (
 )
 SUFFIXES = ('.safetensors', '.npz', '.pth', '.pt', '.bin')
 
-_MOST_PREFIXES = 3  # names of modules before those of a model
+_MOST_PREFIXES = 3  # names of modules around a model
 _RESIZE = typed.choice(*resize_lib.METHODS)
 # Fields that `export` writes to config.json, besides the name of the file.
 _EXPORTED_FIELDS = {

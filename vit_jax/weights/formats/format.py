@@ -60,9 +60,8 @@ class Format:
   # Returns the number of channels of the images; None: the first kernel says
   # it.
   channels: Callable[[FileFacts], int] | None = None
-  # Key of the config's object in which no other key may be set than those of
-  # `fields` and `unread_keys`; '': the whole config; None: nothing of it is
-  # checked.
+  # Key of the config's object in which only keys of `fields` and `unread_keys`
+  # may be set; '': the whole config; None: nothing of it is checked.
   scope: str | None = ''
   # Further keys there, with their types; None: any.
   unread_keys: Mapping[str, typed.Kind | None] = dataclasses.field(
@@ -73,8 +72,8 @@ class Format:
   # Returns the name of an array in the file, for a model's values and the name
   # in `arrays`.
   stored: Callable[[Values, str], str] = lambda values, name: name
-  # Returns the arrays of a file, by name, for those of `arrays`: some are
-  # joined, or are there though nothing reads them.
+  # Returns the arrays of a file, by name, from those that `arrays` names: some
+  # are joined, or are there though nothing reads them.
   finish: Callable[[Values, Arrays], Arrays] = lambda values, arrays: arrays
   # Returns what of a model the class has no place for, though `arrays` have;
   # None: nothing. The values have the `image_size`, too.
@@ -335,7 +334,7 @@ def _weighed(changed: Values, values: Values) -> dict[str, float]:
 def show(path: str, value: Any, values: Values | None = None) -> str:
   """Returns a value as a config has it, as 'mean(norm_after=True)'.
 
-  `values` are those of the model, which name its parts.
+  `values` are the model's, which name its parts.
   """
   if value is None:
     value = False

@@ -143,7 +143,7 @@ def describe(
 ) -> tuple[two_towers.TwoTowers, tuple[int, int]]:
   """Infers both towers, and the size of images that positions are for.
 
-  `text_heads` are those of a BERT, which arrays do not show.
+  `text_heads` are a BERT's heads, which arrays do not show.
   """
   nothing = dataclasses.replace(config, content={})
   image = base.Renamed(_tower(arrays, 'img/'))

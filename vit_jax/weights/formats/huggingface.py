@@ -45,7 +45,7 @@ IGNORED = (
 # the second name, and transformers reads both.
 _MAE_LAYERS = 'decoder.decoder_encoder.layer.'
 _MAE_LAYERS_BEFORE = 'decoder.decoder_layers.'
-# Names without a prefix; and the prefixes beside those of `TYPES`.
+# Names without a prefix; and the prefixes that `TYPES` does not have.
 _ALONE = r'(cls_|distillation_)?classifier\.|lm_head\.'
 _PREFIXES = ('vision_model', 'transformer')
 _TOWER = r'(.*\.)?embeddings\.patch_embedding\.weight'

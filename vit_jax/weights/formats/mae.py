@@ -18,7 +18,7 @@ from vit_jax.weights.formats import timm_vit
 
 
 def _table(layers: str, prefix: str) -> list[tables.Rule]:
-  """Returns the table of a decoder, whose layers are those of the trunk."""
+  """Returns the table of a decoder, whose layers are like the trunk's."""
   blocks = [
     x for x in tables.arrays(layers) if x.path_pattern.startswith('blocks_#/')
   ]

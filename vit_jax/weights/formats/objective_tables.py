@@ -20,7 +20,7 @@ from vit_jax.weights.formats import tables
 class ObjectiveTable:
   """How a format stores the parameters of an objective beside its trunk."""
 
-  # The table. Paths are those of the objective's parameters, as
+  # The table. Paths lead to the objective's parameters, as
   # 'decoder/norm/scale'; names are as the format's own rules have them, without
   # a prefix that its `prepare` removes.
   rules: Sequence[tables.Rule]
@@ -29,8 +29,8 @@ class ObjectiveTable:
   # Arrays of such a file that are no parameters, as fixed positions, by their
   # names in the file. They are written, and not read.
   constants: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
-  # Entries of the config.json beside such a file, in place of those of the
-  # trunk alone.
+  # Entries of the config.json beside such a file, in place of the trunk's
+  # entries.
   config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 

@@ -1,7 +1,7 @@
 """Files of the authors of DINO, DINOv2, DINOv3 and EVA-02, under timm's names.
 
-Their arrays are those of timm's models, but some have other names, and some are
-cut or joined in another way.
+They have the arrays of timm's models. Some have other names, and some are cut
+or joined in another way.
 """
 
 from collections.abc import Callable

@@ -278,7 +278,7 @@ positions.rope                                                   ij
 
 
 def matches(file: FileFacts) -> bool:
-  """Whether a file is of this class: its names differ from those of a ViT."""
+  """Whether a file is of this class: its names differ from a ViT's."""
   if file.has('patch_embed.norm.weight'):  # AIMv2 has some of the names, too
     return False
   signs = 'attn.q_bias', 'attn.k_proj.weight', 'gamma_1', 'mlp.fc1_g.weight'

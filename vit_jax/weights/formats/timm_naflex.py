@@ -1,7 +1,7 @@
 """timm's class NaFlexViT: images of their own shapes, in patches that are cut.
 
-Its names differ from those of timm's ViT before the layers; the projection of
-patches is a dense layer, and positions are a grid, or rows and columns.
+Before the layers its names differ from timm's ViT. The projection of patches is
+a dense layer, and positions are a grid, or rows and columns.
 """
 
 from collections.abc import Callable

@@ -19,8 +19,8 @@ import numpy as np
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
 
-# Beginnings of names: timm's, and those of its ViT. `in_norm` keeps its name,
-# by which such a file is known.
+# Beginnings of names: of this class of timm, and of its ViT. `in_norm` keeps
+# its name, by which such a file is known.
 _SCALING = """
 blocks.#.q_norm.          blocks.#.attn.q_norm.
 blocks.#.k_norm.          blocks.#.attn.k_norm.

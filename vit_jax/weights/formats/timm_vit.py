@@ -220,7 +220,7 @@ def epsilon(file: FileFacts) -> float:
   """Returns the epsilon of norms that a file's kind of model has."""
   if file.values['block'] != 'block':
     return 1e-6
-  # open_clip's own towers have no bias of patches; there are those of timm.
+  # open_clip's own towers have no bias of patches; it has timm's, too.
   is_own = open_clip.is_tower(file) and not file.has('patch_embed.proj.bias')
   is_aim = re.match('aimv2_|beit3_', timm_names.architecture(file.config))
   has_norm = file.has('norm_pre.') or file.has('patch_embed.norm.')
