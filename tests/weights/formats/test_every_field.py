@@ -155,7 +155,7 @@ google       attention=attention(causal=True)  : attention(causal=True)
 google       mlp=swiglu                        : mlp='swiglu'
 google       pool=mean(norm_after=True)        : mean(norm_after=True)
 google       pool=map; class_token=True
-             : a class token that the pool does not read
+             : pool='map' beside class_token=True
 google       TOWER; NO_BIAS                    : pre_norm=True
 huggingface  TOWER; NO_BIAS; num_classes=3     : num_classes=3
 huggingface  TOWER; NO_BIAS; registers=2       : registers=2
@@ -171,16 +171,16 @@ huggingface  TOWER; AIM; attention=attention(qkv_bias=False);
              pool=map(mlp_dim=0, query=False, gelu='exact')
              : attention(out_bias=True)
 timm         TOWER; pre_norm=True
-             : after a patch embedding with a bias
+             : patches(bias=True) beside pre_norm=True
 timm         TOWER; NO_BIAS; positions=learned + rope(kind='eva02')
              : mlp(gelu='tanh')
 timm         EXACT; patches=normed
-             : a norm after the patch embedding
+             : norm='layer_norm' beside patches='normed'
 timm         EXACT; NO_BIAS; positions=learned + rope; pool=map(gelu='exact');
              class_token=True
              : map(prefix=False)
 timm         EXACT; NO_BIAS; positions=learned + rope; patches=patches
-             : pre_norm=True beside patches
+             : patches(bias=True) beside pre_norm=True
 timm         EXACT; positions=learned + rope;
              attention=attention(qk_norm=True); block=post_norm
              : attention(qk_norm=True) beside
@@ -192,7 +192,8 @@ timm         positions=learned + rope; attention=attention(out_bias=False);
 timm         EXACT; positions=learned + rope; block=branches(2)
              : block='branches'
 timm         block=parallel; attention=attention(out_bias=False);
-             mlp=mlp(gelu='exact', bias=False)  : outputs without biases
+             mlp=mlp(gelu='exact', bias=False)
+             : mlp(bias=False) beside block='parallel'
 timm         mlp=swiglu; block=branches(2)     : mlp='swiglu' beside
 timm         EXACT; attention=attention(qk_norm=True, norm=rms_norm)
              : attention(norm='rms_norm')
@@ -202,7 +203,7 @@ timm         EXACT; attention=grouped(key_heads=1);
              positions=learned + relative_bias  : attention='grouped'
 timm         SAPIENS; EXACT; ALL; attention=attention(qk_norm=True);
              block=block(layer_scale=1e-5, layer_scale_mlp=False)
-             : attention pooling beside norm
+             : norm='rms_norm' beside pool='map'
 timm         EXACT; BEIT; positions=relative_bias; pool=token_and_mean
              : token_and_mean
 huggingface  EXACT; BEIT; positions=relative_bias; pool=token_and_mean
@@ -368,7 +369,7 @@ def lacked(kind, path, model):
   entries = {x.value_name: x for x in kind.fields}
   try:
     refusals = kind.unnamed(values)
-    lack = kind.lacks({**values, 'image_size': SIZE})
+    lack = kind.lack({**values, 'image_size': SIZE})
   except ValueError:
     return True
   entry = entries.get(path)

@@ -37,7 +37,6 @@ from vit_jax.weights.formats import huggingface
 from vit_jax.weights.formats import objective_tables
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm
-from vit_jax.weights.formats import timm_parallel
 
 VIT_JAX = 'vit_jax'
 FORMATS = (*(form.NAME for form in foreign.FORMATS), VIT_JAX)
@@ -73,7 +72,8 @@ def write(
   loaded = _unrolled(loaded)
   target = _supported(loaded, form, source)
   values = values_lib.model_values(target)
-  if objective_table is not None and timm_parallel.is_joint(values):
+  is_joint = values.get('block') in ('parallel', 'branches')
+  if objective_table is not None and is_joint:
     raise UserError(
       f'{source}: files of --whole have no place for layers with parts beside'
       ' each other: leave --whole out'

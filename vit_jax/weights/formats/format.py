@@ -76,12 +76,11 @@ class Format:
   # Returns the arrays of a file, by name, for those of `arrays`: some are
   # joined, or are there though nothing reads them.
   finish: Callable[[Values, Arrays], Arrays] = lambda values, arrays: arrays
-  # Returns what of a model the class has no place for, though `arrays` have;
-  # None: nothing. The values have the `image_size`, too.
-  lacks: Callable[[Values], str | None] = lambda values: None
-  # Returns what the format's own code cannot build of a model whose arrays it
-  # can store; None: it builds all.
-  obstacle: Callable[[Values], str | None] = lambda values: None
+  # Returns the names of published models, of which a config has one as its
+  # `architecture`, each after a condition (`tables.holds`): the first that
+  # holds counts. If a name comes twice, its first condition is what it says; a
+  # model for which only the other holds is most similar to it.
+  names: Callable[[], Sequence[tuple[str, str]]] = lambda: ()
 
   def describe(self, file: FileFacts) -> base.Description:
     """Returns the model that a file holds.
@@ -172,18 +171,70 @@ class Format:
     These have the `image_size` and the `image_channels`, too.
     """
     config = self.header(values)
+    if row := self._named(values):
+      config['architecture'] = row[1]
     for entry in self.fields:
       word = entry.word(values) if entry.key else None
       is_usual = (
         entry.value_name and values.get(entry.value_name) == entry.default
       )
-      if word is not None and (entry.is_stated or not is_usual):
+      is_word = word is not None and word is not fields.NO_WORD
+      if is_word and (entry.is_stated or not is_usual):
         *parents, key = entry.key.split('.')
         home = config
         for parent in parents:
           home = home.setdefault(parent, {})
         home[key] = None if word is fields.NULL else word
     return config
+
+  def _named(self, values: Values) -> tuple[str, str] | None:
+    return next((x for x in self.names() if tables.holds(x[0], values)), None)
+
+  def unsaid(self, values: Values) -> str | None:
+    """Returns what of a model neither the config nor its name says, or None.
+
+    Their class computes it, but is not made from the config alone.
+    """
+    if (row := self._named(values)) is None:
+      return None
+    condition = next(x for x, name in self.names() if name == row[1])
+    said = {x.lstrip('!').partition('=')[0] for x in condition.split('&')}
+    for entry in self.fields:
+      path = entry.value_name
+      usual = registry.DEFAULTS.get(path, 'none')
+      value = values.get(path) or usual
+      if entry.is_named and path not in said and value != usual:
+        return show(path, value, values)
+    unmet = tables.unmet(condition, values)
+    return show(unmet, values.get(unmet), values) if unmet else None
+
+  def lack(self, values: Values) -> str | None:
+    """Returns what of a model the class has no place for, or None.
+
+    Its arrays have. The values may have the `image_size`, too.
+    """
+    values = {**_image((1, 1)), **values}
+    config = typed.Json('config.json', self.config(values))
+    for entry in self.fields:
+      path = entry.value_name or entry.source
+      if tables.holds(entry.condition, values):
+        if unmet := tables.unmet(entry.needs, values):
+          text = show(unmet, values.get(unmet), values)
+          return _beside(text, entry.condition, values)
+      if path not in values:
+        continue
+      value = values[path]
+      text = show(path, value, values)
+      is_oblong = entry.is_square and len({*value}) > 1
+      if is_oblong or entry.word(values) is fields.NO_WORD:
+        return text
+      is_said = entry.value_name and not (entry.is_noted or entry.is_read_only)
+      said = entry.said(config) if is_said and not entry.write else None
+      if said is not None and _as_tuple(said) != _as_tuple(value or False):
+        others = (x.value_name for x in self.fields if x.key == entry.key)
+        other = next(x for x in others if x not in ('', path))
+        return _beside(text, other, values)
+    return None
 
   def refusals(self, model: models.Model, image_size: Size) -> dict[str, float]:
     """Returns what of a model has no place, and how much of it each is.
@@ -203,8 +254,8 @@ class Format:
       reason = _other_part(values, self.family) or one_line(e)
       return {reason: 1.0, **_weighed(values, values)}
     changed = _weighed(lost, values)
-    if lacks := self.lacks({**values, 'image_size': image_size}):
-      changed[lacks] = 0.5
+    if lack := self.lack({**values, 'image_size': image_size}):
+      changed[lack] = 0.5
     return changed or {f'the array {path}': 1.0 for path in homeless}
 
   def unnamed(self, values: Values) -> dict[str, float]:
@@ -254,20 +305,18 @@ class Format:
     The second are paths of parameters that have no array. A UserError says that
     what is written cannot be read.
     """
-    channels = 3
     values = values_lib.model_values(model)
-    values |= {'image_size': image_size, 'image_channels': channels}
+    values |= _image(image_size)
+    channels = values['image_channels']
     rules = self.rules(values)
-    shapes: dict[str, tuple[int, ...]] = {}
-    homeless = []
+    parameters, homeless = [], []
     grid = fit.grid(model, image_size)
     for path, shape in fit.expected_shapes(model, grid, channels).items():
       try:
-        entry = tables.entry(rules, path, shape)
+        parameters.append(tables.entry(rules, path, shape))
       except KeyError:
         homeless.append(path)
-      else:
-        shapes |= dict(zip(entry.names, entry.shapes, strict=True))
+    shapes = tables.stored_shapes(parameters)
     arrays = base.Renamed(containers.Arrays(shapes, _no_values))
     config = typed.Json('config.json', self.config(values))
     loader_values = {
@@ -278,6 +327,23 @@ class Format:
     )
     restored = self.describe(file).model
     return values_lib.model_values(restored), homeless
+
+
+def _image(size: Size) -> dict[str, Any]:
+  """Returns what values of images must be there to write a config."""
+  return {'image_size': size, 'image_channels': 3}
+
+
+def _as_tuple(value: Any) -> Any:
+  return tuple(value) if isinstance(value, list) else value
+
+
+def _beside(text: str, condition: str, values: Values) -> str:
+  """Returns words for a value that a model cannot have beside another one."""
+  name = condition.partition('&')[0].lstrip('!').partition('=')[0]
+  if not name:
+    return text
+  return f'{text} beside {show(name, values.get(name), values)}'
 
 
 def _no_values(name: str) -> Any:

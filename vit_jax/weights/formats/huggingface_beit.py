@@ -78,6 +78,7 @@ pool.norm_after     {_POOLED}.?
 last_norm           {_POOLED}.|{_TOKENS}.?
 >                   use_mean_pooling                   pool=mean|!last_norm
 num_classes         classes()
+!                   num_classes                        last_norm
 """,
   pool,
   plain.classes,
@@ -107,10 +108,6 @@ BEIT = common.class_format(
   ),
   header=header,
   stored=functools.partial(common.below, KIND),
-  lacks=common.lacking(
-    'patch_size',
-    text='num_classes&!last_norm  a classifier without a norm before it',
-  ),
 )
 
 

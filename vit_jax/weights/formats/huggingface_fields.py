@@ -15,7 +15,6 @@ from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.base import Values
 from vit_jax.weights.formats.fields import Entry
 from vit_jax.weights.formats.format import Format
-from vit_jax.weights.formats.format import show
 
 # Keys that not every table has, and that do not change the logits of a trained
 # model: for generation, training, ...
@@ -102,6 +101,8 @@ def sizes(
   num_heads: str = 'heads()',
   gelu: str = 'exact',
   is_gate_said: bool = True,
+  patch_kind: str = 'side',
+  image_kind: str = 'side',
 ) -> tuple[Entry, ...]:
   """Returns the entries of a model's sizes, and of its layers.
 
@@ -114,13 +115,15 @@ def sizes(
     num_heads: The number of heads that a config leaves out.
     gelu: The GELU that a config leaves out.
     is_gate_said: Whether `hidden_act` is that of a gated MLP, too.
+    patch_kind: Whether patches must be squares: 'side' or 'square'.
+    image_kind: Whether images must be.
   """
   mlp = f'mlp {gated}' if gated else ''
   words = 'ACTIVATIONS check=gate()' if gated else 'GELUS'
   return fields.table(
     f"""
 hidden_size         {patch}[0]        hidden_size          axes=4
-patch_size          {patch}[2,3]      patch_size           square
+patch_size          {patch}[2,3]      patch_size           {patch_kind}
 depth               {layer}.[#]       num_hidden_layers
 mlp_dim             {layer}.{hidden}  intermediate_size    axes=2
 {mlp}
@@ -131,7 +134,7 @@ mlp.gelu            -                 hidden_act!          {words}
 layer_norm_epsilon  -                 layer_norm_eps!      POSITIVE
                                       default={epsilon}
 >                   num_channels      image_channels
->                   image_size        image_size           square
+>                   image_size        image_size           {image_kind}
 """,
     activation,
     heads=lambda file: base.num_heads(file.values),
@@ -139,21 +142,6 @@ layer_norm_epsilon  -                 layer_norm_eps!      POSITIVE
     GELUS=GELUS,
     ACTIVATIONS=ACTIVATIONS,
   )
-
-
-def lacking(*squares: str, text: str = '') -> Callable[[Values], str | None]:
-  """Returns `Format.lacks`: `text` is as of `tables.chosen`.
-
-  The sides of the sizes must be equal.
-  """
-  choose = tables.chosen(text)
-
-  def lacks(values: Values) -> str | None:
-    sizes = ((name, values[name]) for name in squares)
-    oblong = (show(name, size) for name, size in sizes if len({*size}) > 1)
-    return choose(values) or next(oblong, None)
-
-  return lacks
 
 
 def stated_size(file: FileFacts) -> tuple[int, int] | None:

@@ -16,7 +16,6 @@ from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.base import Values
 from vit_jax.weights.formats.format import Arrays
-from vit_jax.weights.formats.format import show
 
 L = 'encoder.layer.#'
 QKV = f'{L}.attention.attention'
@@ -126,7 +125,9 @@ def has_two_heads(file: FileFacts) -> bool:
 
 
 # Of BEiT, too.
-SIZES = common.sizes(PATCH, L, 'intermediate.dense.weight[0]')
+SIZES = common.sizes(
+  PATCH, L, 'intermediate.dense.weight[0]', image_kind='square'
+)
 FIELDS = fields.table(
   f"""
 pool                -  model_type               POOLS default=token
@@ -140,6 +141,8 @@ head.distillation   has_two_heads()
 head.pre_logits     pre_logits()
 >                   pooler_output_size          pooler()
 >                   encoder_stride              stride()
+!                   pool=mean                   !class_token&!distillation_token
+!                   pool=token                  class_token
 """,
   epsilon,
   classes,
@@ -155,8 +158,8 @@ head.pre_logits     pre_logits()
 )
 
 
-def mlp_ratio(values: Values) -> int | None:
-  """Returns DINOv2's `mlp_ratio`, a whole number; None: none fits."""
+def mlp_ratio(values: Values) -> Any:
+  """Returns DINOv2's `mlp_ratio`, a whole number, if one fits."""
   d, hidden = values['hidden_size'], values['mlp_dim']
 
   def hidden_size(ratio: int) -> int:
@@ -164,7 +167,8 @@ def mlp_ratio(values: Values) -> int | None:
     return (int(d * ratio * 2 / 3) + 7) // 8 * 8 if is_gated else d * ratio
 
   ratios = range(1, 2 * hidden // d + 2)
-  return next((r for r in ratios if hidden_size(r) == hidden), None)
+  fitting = (r for r in ratios if hidden_size(r) == hidden)
+  return next(fitting, fields.NO_WORD)
 
 
 def dino_classes(file: FileFacts) -> int:
@@ -191,8 +195,8 @@ def dino_finish(values: Values, arrays: Arrays) -> Arrays:
 
 DINO_FIELDS = fields.table(
   f"""
-mlp_dim             {L}.mlp.{{weights_out,fc2}}.weight[1]
->                   mlp_ratio                    mlp_ratio()
+mlp_dim             {L}.mlp.{{weights_out,fc2}}.weight[1]  mlp_ratio>
+                    axes=2 write=mlp_ratio()
 attention.qkv_bias  {QKV}.query.bias?            qkv_bias!
 block.layer_scale   -                            layerscale_value
                     NUMBER default=1.0
@@ -226,14 +230,6 @@ VIT = common.class_format(
   unread_keys=fields.unread_keys('pooler_act=tanh'),
   header=header,
   stored=stored,
-  lacks=common.lacking(
-    'patch_size',
-    text="""
-pool=mean&class_token|pool=mean&distillation_token
-  pool={pool} beside tokens before the patches
-pool=token&!class_token  class_token=False
-""",
-  ),
 )
 DINOV2 = common.class_format(
   DINO_TYPES,
@@ -246,11 +242,6 @@ DINOV2 = common.class_format(
   header=header,
   stored=stored,
   finish=dino_finish,
-  lacks=lambda values: (
-    show('mlp_dim', values['mlp_dim'])
-    if mlp_ratio(values) is None
-    else common.lacking('patch_size', 'image_size')(values)
-  ),
 )
 
 # DINOv3 (arXiv:2508.10104): patches have rotary positions, keys no bias, and
@@ -320,6 +311,8 @@ num_classes         =0
       gated='layer.#.mlp.gate_proj.?swiglu:mlp use_gated_mlp!'
       ' True:swiglu,False:mlp',
       epsilon='1e-5',
+      patch_kind='square',
+      image_kind='square',
     ),
   ),
   resize='bicubic_antialias',
@@ -386,7 +379,6 @@ num_classes         =0
   resize='bicubic_antialias',
   unread_keys=fields.unread_keys('is_native'),
   header=lambda values: common.header(_AIM, 'Aimv2VisionModel'),
-  lacks=common.lacking('patch_size', 'image_size'),
 )
 # BiT (arXiv:1912.11370). transformers counts from 0, we from 1.
 _STEM, _UNIT = 'embedder.convolution.weight', 'encoder.stages.#.layers.#'
@@ -409,7 +401,7 @@ head                           classifier.1                 dense*
     f"""
 stages            stages()  depths
 stem_width        {_STEM}[0]  embedding_size  axes=4
-channels          channels()  hidden_sizes
+channels          channels()  hidden_sizes  write=widths()
 num_groups        -  num_groups!  COUNT default=32
 zero_padded_pool  =True
 num_classes       classifier.1.weight[0]
@@ -419,6 +411,12 @@ num_classes       classifier.1.weight[0]
       'encoder.stages.#.layers.0.conv3.weight', 0, first=0
     ),
     stages=lambda file: file.stages(f'{_UNIT}.', first=0),
+    # A quarter of them is rounded to multiples of 8.
+    widths=lambda values: (
+      fields.NO_WORD
+      if any(x % 32 for x in values['channels'])
+      else [*values['channels']]
+    ),
   ),
   family=resnet.BiT,
   unread_keys=fields.unread_keys(
@@ -434,10 +432,4 @@ num_classes       classifier.1.weight[0]
     'hidden_act': 'relu',
     'width_factor': 1,
   },
-  # It has groups of 32 channels.
-  lacks=lambda values: (
-    show('channels', values['channels'])
-    if any(x % 32 for x in values['channels'])
-    else None
-  ),
 )
