@@ -44,12 +44,12 @@ position_embedding      position_embeddings
 )
 # Of a UNETR, by how it embeds patches.
 _TRUNKS = {
-  'conv': dense.UNETR_TRUNK,
+  'conv': dense.UNETR_TRUNK.arrays,
   'perceptron': [
     *tables.below(_PERCEPTRON, '', 'patch_embedding.'),
     *(
       x
-      for x in dense.UNETR_TRUNK
+      for x in dense.UNETR_TRUNK.arrays
       if not x.path_pattern.startswith('patch_embedding/')
     ),
   ],
@@ -234,7 +234,7 @@ def patch_perceptron(case):
     part = {k: abstract[k] for k in names}
     params = tables.read(arrays, _PERCEPTRON, part, '')
   # Stored as a convolution it must be the same layer.
-  again = _foreign_arrays(dense.UNETR_TRUNK, params)
+  again = _foreign_arrays(dense.UNETR_TRUNK.arrays, params)
   kernel = again['patch_embedding.patch_embeddings.weight']
   embedding = patches_lib.Patches(
     dims['hidden_size'], tuple(dims['patch_size'])

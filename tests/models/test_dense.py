@@ -116,7 +116,7 @@ def test_unetr_there_and_back():
   trunk = trunk_of(
     patch_size=(16, 16, 16), attention='attention(qkv_bias=False)'
   )
-  check_there_and_back(dense.UNETR_TRUNK, fresh(trunk, volume))
+  check_there_and_back(dense.UNETR_TRUNK.arrays, fresh(trunk, volume))
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import typing
 from flax import traverse_util
 from foreign import flat
 from foreign import random_model
+import jax
 import numpy as np
 import pytest
 
@@ -314,14 +315,23 @@ def others(rng, choices, value):
   return [different[i] for i in rng.permutation(len(different))]
 
 
-def drawn(kind, fields, seed):
+def random_tree(shapes, seed=0):
+  """Returns random arrays in a tree of shapes."""
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda x: rng.standard_normal(x.shape, np.float32), shapes
+  )
+
+
+def drawn(kind, fields, seed, size=SIZE):
   """Returns a random model that a kind of file stores.
 
   Of each value that no entry has, another one must be refused; of each that
   their code computes otherwise, a note must say so.
   """
   rng = np.random.default_rng(seed)
-  model = random_model(**fields).model
+  start = random_model(size, **fields).model
+  model = start
   noted = {x.value_name for x in kind.fields if x.is_noted}
   paths = [*values_lib.model_values(model)]
   changes, noted_changes = [], []
@@ -337,17 +347,17 @@ def drawn(kind, fields, seed):
         model = changed
         changes.append((path, value))
       break
-  if kind.refusals(model, SIZE):  # the arrays do not fit: this takes longer
-    model = random_model(**fields).model
+  if kind.refusals(model, size):  # the arrays do not fit: this takes longer
+    model = start
     for path, value in changes:
       changed = with_value(kind, model, path, value)
-      if changed is not None and not kind.refusals(changed, SIZE):
+      if changed is not None and not kind.refusals(changed, size):
         model = changed
   other = model
   for path, value in noted_changes:
     other = with_value(kind, other, path, value) or other
   if other is not model:
-    assert any('this model has' in x for x in kind.notes(other, SIZE))
+    assert any('this model has' in x for x in kind.notes(other, size))
   return model
 
 
@@ -380,18 +390,12 @@ def lacked(kind, path, model):
 
 def written(path, form, kind, model, monkeypatch):
   """Writes random parameters as a kind of file, without our own key."""
-  rng = np.random.default_rng(0)
-  params = {
-    name: rng.standard_normal(x.shape, np.float32)
-    for name, x in traverse_util.flatten_dict(
-      models.abstract_params(model, (*SIZE, 3)), sep='/'
-    ).items()
-  }
+  params = random_tree(models.abstract_params(model, (*SIZE, 3)))
   random = random_model()
   loaded = dataclasses.replace(
     random,
     model=model,
-    params=traverse_util.unflatten_dict(params, sep='/'),
+    params=params,
     # Clusters of colours are stored for these.
     preprocess=dataclasses.replace(random.preprocess, mean=(0.5,), std=(0.5,)),
   )
@@ -401,7 +405,7 @@ def written(path, form, kind, model, monkeypatch):
   config = json.loads((path / 'config.json').read_text())
   config.pop('vit_jax', None)
   (path / 'config.json').write_text(json.dumps(config))
-  return params
+  return traverse_util.flatten_dict(params, sep='/')
 
 
 @pytest.mark.parametrize(

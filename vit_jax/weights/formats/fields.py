@@ -127,7 +127,7 @@ class Entry:
   def is_fixed(self) -> bool:
     """Whether all models of the format have its value."""
     is_said = self.read is not None or self.key or callable(self.default)
-    return bool(self.value_name) and not is_said
+    return bool(self.value_name) and not (is_said or self.is_given)
 
   def value(self, file: FileFacts) -> Any:
     """Returns our value for a file; None: nothing says it.

@@ -14,7 +14,8 @@ reads a table of them, a rule or a layer a line:
 
 Several of our arrays may be one in the file: `@0` is its first part, along the
 first axis, `@1` the next. In `@0:columns` the axis is the second, and in
-`@0:sum` the file has the sum, which is read as the first part.
+`@0:sum` the file has the sum, which is read as the first part. `@2/3` is the
+last of three equal parts, of which others may be no parameters.
 
 Names and shapes are compared before any array is read, so one error reports all
 missing, misshapen and unexpected arrays.
@@ -121,11 +122,6 @@ _LAYOUTS = {
   'row': reshaped(lambda a: np.squeeze(a, 0)),
   'number': reshaped(lambda a: a[None]),
   'column': reshaped(lambda a: a[:, None]),
-  # Biases of queries, keys and values, of which a mask clears the keys'.
-  'masked': Layout(
-    lambda a, shape: a[0].reshape(3, -1)[::2].reshape(shape),
-    lambda a: [np.stack([a[0], 0 * a[0], a[1]]).reshape(-1)],
-  ),
 }
 # Style of a file -> kinds of norms, and names there of their arrays.
 _NORMS: Mapping[str, Mapping[str, Sequence[str]]] = {
@@ -383,7 +379,8 @@ def entry(
   matches = [
     (rule, names)
     for rule, names in matches
-    if rule.is_read_only and all(x in file_names for x in names)
+    if rule.is_read_only
+    and all(x.partition('@')[0] in file_names for x in names)
   ] or [x for x in matches if not x[0].is_read_only]
   if not matches:
     raise KeyError(path)
@@ -420,33 +417,38 @@ def _axis(part: str) -> int | None:
   return {'': 0, 'columns': 1, 'sum': None}[part.partition(':')[2]]
 
 
+def _equal_parts(part: str) -> int:
+  """Returns of how many equal parts a part is one; 0: they may differ."""
+  return int(part.partition('@')[2].partition('/')[2] or 0)
+
+
 def _joined_shape(shapes: Mapping[str, Shape]) -> Shape:
   name, shape = next(iter(shapes.items()))
   axis = _axis(name)
-  if len(shapes) == 1 or axis is None:
+  if axis is None or '@' not in name:
     return shape
-  length = sum(x[axis] for x in shapes.values())
+  length = _equal_parts(name) * shape[axis]
+  length = length or sum(x[axis] for x in shapes.values())
   return (*shape[:axis], length, *shape[axis + 1 :])
 
 
 def _joined(parts: Mapping[str, np.ndarray]) -> np.ndarray:
   arrays, axis = [*parts.values()], _axis(next(iter(parts)))
-  if len(arrays) == 1:
-    return arrays[0]
-  return (
-    sum(arrays[1:], arrays[0])
-    if axis is None
-    else (np.concatenate(arrays, axis))
-  )
+  if axis is None:
+    return sum(arrays[1:], arrays[0])
+  return np.concatenate(arrays, axis)
 
 
 def _cut(
   array: np.ndarray, part: str, shapes: Mapping[str, Shape]
 ) -> np.ndarray:
   """Returns a part of a file's array, of which all have these shapes."""
-  if len(shapes) == 1:
+  if '@' not in part:
     return array
   array, axis = array.reshape(_joined_shape(shapes)), _axis(part)
+  if count := _equal_parts(part):
+    number = int(part.partition('@')[2].partition('/')[0])
+    return np.split(array, count)[number]
   names = [*shapes]
   if axis is None:
     return array if part == names[0] else np.zeros_like(array)
@@ -492,10 +494,10 @@ def read(
       name = part.partition('@')[0]
       if not _fits(arrays.shapes.get(name), needed[name]):
         continue
-      array = arrays.read(name)
+      array = _cut(arrays.read(name), part, parts[name])
       if not np.isfinite(array).all():
         infinite[stored(name)] = None
-      file_arrays.append(_cut(array, part, parts[name]))
+      file_arrays.append(array)
     if not faults:
       array = parameter.layout.to_ours(file_arrays, parameter.shape)
       # Wait for the copy: otherwise several arrays are in memory twice.

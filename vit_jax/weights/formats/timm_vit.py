@@ -31,8 +31,9 @@ from vit_jax.weights.formats.format import Format
 # arrays apart, or with a mask (`originals`).
 LAYERS = """
 blocks_#/attention/qkv                 blocks.#.attn.{q,k,v}_proj  parts*  <
-blocks_#/attention/qkv/bias            blocks.#.attn.qkv.bias      masked  <
-                                       ?!attention.key_bias
+blocks_#/attention/qkv/bias
+  blocks.#.attn.qkv.bias@0/3|blocks.#.attn.qkv.bias@2/3  two  <
+  ?!attention.key_bias
 blocks_#/mlp/up                        blocks.#.mlp.fc1_{g,x}      halves* <
 patch_embedding                        patch_embed.proj          conv*
 class_token                            cls_token
