@@ -218,6 +218,13 @@ timm         EXACT; BEIT; positions=relative_bias; attention=attention
 huggingface  EXACT; BEIT; positions=relative_bias; attention=attention
              : key_bias=True
 huggingface  EXACT; BEIT; positions=none; mlp=swiglu  : mlp='swiglu'
+huggingface  EXACT; positions=rope; block=block(layer_scale=1.0);
+             num_classes=3                     : num_classes=3
+torchvision  EXACT; registers=2                : registers=2
+torchvision  EXACT; num_classes=0              : num_classes=0
+torchvision  EXACT; patch_size=(8, 16)         : patch_size=(8, 16)
+timm         EXACT; attention=attention(out_bias=False)
+             : attention(out_bias=False) beside mlp(bias=True)
 """
 SHORT = dict(
   line.split(maxsplit=1)
