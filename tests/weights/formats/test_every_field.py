@@ -224,7 +224,7 @@ torchvision  EXACT; registers=2                : registers=2
 torchvision  EXACT; num_classes=0              : num_classes=0
 torchvision  EXACT; patch_size=(8, 16)         : patch_size=(8, 16)
 timm         EXACT; attention=attention(out_bias=False)
-             : attention(out_bias=False) beside mlp(bias=True)
+             : mlp(bias=True) beside attention(out_bias=False)
 """
 SHORT = dict(
   line.split(maxsplit=1)

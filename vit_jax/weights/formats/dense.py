@@ -48,7 +48,7 @@ _format = functools.partial(
   channels=lambda file: 3,
   scope=None,
 )
-_GIVEN = """
+_CODE_VALUES = """
 num_heads           -        -  given
 layer_norm_epsilon  -        -  given
 pool                -        -  given
@@ -80,7 +80,7 @@ attention.qkv_bias  layers.#.attn.attn.in_proj_bias?
 class_token         cls_token?
 positions.learned   pos_embed?
 positions.learned.tokens  -  -  given
-{_GIVEN}
+{_CODE_VALUES}
 """),
 )
 
@@ -118,7 +118,7 @@ depth               blocks.#.[#]
 mlp_dim             blocks.#.mlp.linear1.weight[0]  -  axes=2
 attention.qkv_bias  blocks.#.attn.qkv.bias?
 positions.learned   patch_embedding.position_embeddings?
-{_GIVEN}
+{_CODE_VALUES}
 """),
 )
 _UNIT = tables.arrays("""

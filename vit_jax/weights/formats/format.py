@@ -198,12 +198,12 @@ class Format:
     if (row := self._named(values)) is None:
       return None
     condition = next(x for x, name in self.names() if name == row[1])
-    said = {x.lstrip('!').partition('=')[0] for x in condition.split('&')}
+    paths = {x.lstrip('!').partition('=')[0] for x in condition.split('&')}
     for entry in self.fields:
       path = entry.value_name
-      usual = registry.DEFAULTS.get(path, 'none')
-      value = values.get(path) or usual
-      if entry.is_named and path not in said and value != usual:
+      default = registry.DEFAULTS.get(path, 'none')
+      value = values.get(path) or default
+      if entry.is_named and path not in paths and value != default:
         return show(path, value, values)
     unmet = tables.unmet(condition, values)
     return show(unmet, values.get(unmet), values) if unmet else None
@@ -220,7 +220,7 @@ class Format:
       if tables.holds(entry.condition, values):
         if unmet := tables.unmet(entry.needs, values):
           text = show(unmet, values.get(unmet), values)
-          return _beside(text, entry.condition, values)
+          return _pair(text, entry.condition, values)
       if path not in values:
         continue
       value = values[path]
@@ -229,11 +229,13 @@ class Format:
       if is_oblong or entry.word(values) is fields.NO_WORD:
         return text
       is_said = entry.value_name and not (entry.is_noted or entry.is_read_only)
-      said = entry.said(config) if is_said and not entry.write else None
-      if said is not None and _as_tuple(said) != _as_tuple(value or False):
-        others = (x.value_name for x in self.fields if x.key == entry.key)
-        other = next(x for x in others if x not in ('', path))
-        return _beside(text, other, values)
+      config_value = entry.said(config) if is_said and not entry.write else None
+      if isinstance(config_value, list):
+        config_value = tuple(config_value)
+      if config_value is not None and config_value != (value or False):
+        sharing = (x.value_name for x in self.fields if x.key == entry.key)
+        rival = next((x for x in sharing if x not in ('', path)), '')
+        return _pair(text, rival, values)
     return None
 
   def refusals(self, model: models.Model, image_size: Size) -> dict[str, float]:
@@ -334,11 +336,7 @@ def _image(size: Size) -> dict[str, Any]:
   return {'image_size': size, 'image_channels': 3}
 
 
-def _as_tuple(value: Any) -> Any:
-  return tuple(value) if isinstance(value, list) else value
-
-
-def _beside(text: str, condition: str, values: Values) -> str:
+def _pair(text: str, condition: str, values: Values) -> str:
   """Returns words for a value that a model cannot have beside another one."""
   name = condition.partition('&')[0].lstrip('!').partition('=')[0]
   if not name:
