@@ -71,10 +71,28 @@ def header(model_type: str, architecture: str) -> dict[str, Any]:
   }
 
 
-def below(prefix: str, values: Values, name: str) -> str:
-  """Returns the name of an array: below the model's, beside a classifier."""
-  is_alone = 'classifier.' in name or not values['num_classes']
-  return name if is_alone else f'{prefix}.{name}'
+def classes(text: str) -> dict[str, Any]:
+  """Returns the attributes of `Format` that follow from a library's classes.
+
+  A line of the text has a condition (`tables.holds`), or `-`, a `model_type`,
+  and a class, in whose name a star is its purpose. Beside a classifier names of
+  arrays begin with the type.
+  """
+  choose = tables.chosen(text)
+
+  def chosen(values: Values) -> tuple[str, str]:
+    name, architecture = (choose(values) or '').split()
+    purpose = 'ForImageClassification' if values['num_classes'] else 'Model'
+    return name, architecture.replace('*', purpose)
+
+  def stored(values: Values, name: str) -> str:
+    prefix = f'{chosen(values)[0]}.' if values['num_classes'] else ''
+    return name if 'classifier.' in name else prefix + name
+
+  return {
+    'header': lambda values: header(*chosen(values)),
+    'stored': stored,
+  }
 
 
 def activation(values: Values) -> str | None:

@@ -63,7 +63,7 @@ norm                    layernorm                     norm*
 head                    classifier                    dense*
 """)
 
-# model_type -> the pool; and the name in that of its class.
+# model_type -> the pool.
 POOLS = {
   'vit': 'token',
   'deit': 'token',
@@ -71,39 +71,9 @@ POOLS = {
   'vit_mae': 'token',
   'ijepa': 'mean',
 }
-_CLASSES = {
-  'vit': 'ViT',
-  'deit': 'DeiT',
-  'ijepa': 'IJepa',
-  'dinov2': 'Dinov2',
-  'dinov2_with_registers': 'Dinov2WithRegisters',
-}
 MAE = 'ViTMAEForPreTraining'
 DINO_TYPES = ('dinov2', 'dinov2_with_registers')
 TYPES = (*POOLS, *DINO_TYPES, 'dinov3_vit', 'aimv2_vision_model', 'bit')
-
-
-def model_type(values: Values) -> str:
-  """Returns the `model_type` of a model."""
-  if values['pool'] == 'token_and_mean':
-    return 'dinov2_with_registers' if values['registers'] else 'dinov2'
-  if values['pool'] == 'mean':
-    return 'ijepa'
-  return 'deit' if values['distillation_token'] else 'vit'
-
-
-def header(values: Values) -> dict[str, Any]:
-  """Returns what a config says of the class."""
-  name = model_type(values)
-  purpose = 'ForImageClassification' if values['num_classes'] else 'Model'
-  if values['distillation_token'] and values['head.distillation']:
-    purpose += 'WithTeacher'
-  return common.header(name, _CLASSES[name] + purpose)
-
-
-def stored(values: Values, name: str) -> str:
-  """Returns the name of an array: below the model's, beside a classifier."""
-  return common.below(model_type(values), values, name)
 
 
 def classes(file: FileFacts) -> int:
@@ -185,11 +155,17 @@ def dino_classes(file: FileFacts) -> int:
   return number
 
 
+_DINO_CLASSES = common.classes("""
+registers  dinov2_with_registers  Dinov2WithRegisters*
+-          dinov2                 Dinov2*
+""")
+
+
 def dino_finish(values: Values, arrays: Arrays) -> Arrays:
   """Returns arrays with a mask token that DINOv2 with registers always has."""
   if values['mask_token'] or not values['registers']:
     return arrays
-  name = stored(values, 'embeddings.mask_token')
+  name = _DINO_CLASSES['stored'](values, 'embeddings.mask_token')
   return {**arrays, name: np.zeros((1, values['hidden_size']), np.float32)}
 
 
@@ -228,8 +204,12 @@ VIT = common.class_format(
   ARRAYS,
   FIELDS,
   unread_keys=fields.unread_keys('pooler_act=tanh'),
-  header=header,
-  stored=stored,
+  **common.classes("""
+pool=mean                                         ijepa  IJepa*
+num_classes&distillation_token&head.distillation  deit   DeiT*WithTeacher
+distillation_token                                deit   DeiT*
+-                                                 vit    ViT*
+"""),
 )
 DINOV2 = common.class_format(
   DINO_TYPES,
@@ -239,8 +219,7 @@ DINOV2 = common.class_format(
   resize=lambda file: (
     'bicubic_antialias' if file.values['registers'] else 'bicubic'
   ),
-  header=header,
-  stored=stored,
+  **_DINO_CLASSES,
   finish=dino_finish,
 )
 

@@ -432,6 +432,9 @@ patches=hybrid&patches.width=64&patches.stages=()         vit_tiny_r_s16_p8_224
 patches=hybrid&patches.width=64&patches.stages=(2,2,2,2)  vit_small_r26_s32_224
 patches=hybrid&patches.width=64&patches.stages=(3,4,6,3)  vit_large_r50_s32_224
 patches=hybrid&patches.width=64&patches.stages=(3,4,9)    vit_base_r50_s16_224
+patches=hybrid&patches.stages=()         vit_tiny_r_s16_p8_224
+patches=hybrid&patches.stages=(2,2,2,2)  vit_small_r26_s32_224
+patches=hybrid&patches.stages=(3,4,6,3)  vit_large_r50_s32_224
 patches=hybrid                           vit_base_r50_s16_224
 patches=normed&mlp=swiglu                aimv2_large_patch14_224
 block=parallel&attention=attention       vit_base_patch16_xp_224
