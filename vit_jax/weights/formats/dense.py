@@ -17,6 +17,7 @@ import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.models import layouts
+from vit_jax.models import values as values_lib
 from vit_jax.models import vit
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import fields
@@ -110,6 +111,8 @@ blocks_#/norm2          blocks.#.norm2                      norm*
 blocks_#/mlp/up         blocks.#.mlp.linear1                dense*
 blocks_#/mlp/down       blocks.#.mlp.linear2                dense*
 norm                    norm                                norm*
+-                       blocks.#.norm_cross_attn.weight     1[hidden_size]
+-                       blocks.#.norm_cross_attn.bias       0[hidden_size]
 """),
   fields=fields.table(f"""
 hidden_size         {_UNETR_PATCHES}.weight[0]  -  axes=5
@@ -211,7 +214,8 @@ def write(
         f'{program.name} has no place for {next(iter(refusals))} of the trunk:'
         ' use --to=vit_jax'
       )
-    arrays = dict(tables.write(program.rules, params))
+    values = values_lib.model_values(trunk)
+    arrays = dict(tables.write(program.rules, params, values))
   except KeyError as e:
     raise UserError(
       f'{program.name} has no place for {e.args[0]}: --to={name} is for'
@@ -221,7 +225,6 @@ def write(
     raise UserError(
       f'{path}: --to={name} writes a new .safetensors file; name one'
     )
-  arrays |= _unused(arrays) if name == 'monai' else {}
   containers.write_safetensors(path, arrays, {'format': 'pt'})
   return program.trunk.notes(trunk.clone(scan=False), size)
 
@@ -258,13 +261,3 @@ def read(path: pathlib.Path, like: Any) -> Any:
       raise UserError(f'{path}: {e}') from None
   flat = traverse_util.flatten_dict(params, sep='/') | filled
   return layouts.relayout(traverse_util.unflatten_dict(flat, sep='/'), like)
-
-
-def _unused(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Returns the norms that MONAI's blocks hold without using them."""
-  norms = {}
-  for name, x in arrays.items():
-    if '.norm1.' in name and name.startswith('vit.blocks.'):
-      unused_name = name.replace('.norm1.', '.norm_cross_attn.')
-      norms[unused_name] = np.full_like(x, name.endswith('weight'))
-  return norms

@@ -110,9 +110,10 @@ def write(
     if form.SUFFIX == '.npz':
       containers.write_npz(directory / weights_file, arrays)
     else:
-      finished = kind.finish(values, dict(arrays))  # views: no memory
       containers.write_safetensors(
-        directory / weights_file, finished, {'format': 'pt'}
+        directory / weights_file,
+        dict(arrays),  # views: no memory
+        {'format': 'pt'},
       )
   return notes
 
@@ -293,9 +294,10 @@ def _arrays(
   objective_table: objective_tables.ObjectiveTable | None,
   kind: format_lib.Format,
 ) -> Iterator[tuple[str, np.ndarray]]:
-  model_arrays = tables.write(kind.rules(values), loaded.params)
+  model_arrays = tables.write(kind.rules(values), loaded.params, values)
   if objective_table is None:
-    yield from ((kind.stored(values, name), x) for name, x in model_arrays)
+    named = ((kind.stored(values, name), x) for name, x in model_arrays)
+    yield from ((name, x) for name, x in named if name)
     return
   yield from ((objective_table.stored(name), x) for name, x in model_arrays)
   params = loaded.objective_params

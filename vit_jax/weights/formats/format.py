@@ -32,7 +32,6 @@ from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.base import Size
 from vit_jax.weights.formats.base import Values
 
-Arrays = Mapping[str, np.ndarray]
 _BIAS = 'relative_position_bias'
 _RELATIVE = (_BIAS, f'blocks_0/attention/{_BIAS}')
 
@@ -71,11 +70,8 @@ class Format:
   # Returns further keys of the config for a model's values.
   header: Callable[[Values], dict[str, Any]] = lambda values: {}
   # Returns the name of an array in the file, for a model's values and the name
-  # in `arrays`.
+  # in `arrays`; '': another file has it.
   stored: Callable[[Values, str], str] = lambda values, name: name
-  # Returns the arrays of a file, by name, for those of `arrays`: some are
-  # joined, or are there though nothing reads them.
-  finish: Callable[[Values, Arrays], Arrays] = lambda values, arrays: arrays
   # Returns the names of published models, of which a config has one as its
   # `architecture`, each after a condition (`tables.holds`): the first that
   # holds counts. If a name comes twice, its first condition is what it says; a

@@ -6,7 +6,6 @@ MSN has ViT's class under another name; of MAE's files the encoder is read.
 from typing import Any
 
 from absl import logging
-import numpy as np
 
 from vit_jax.models import resnet
 from vit_jax.weights.files import typed
@@ -15,7 +14,6 @@ from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.base import Values
-from vit_jax.weights.formats.format import Arrays
 
 L = 'encoder.layer.#'
 QKV = f'{L}.attention.attention'
@@ -51,6 +49,8 @@ pre_logits              pooler.dense                  dense*
 DINO_ARRAYS = tables.arrays(f"""
 {COMMON}
 mask_token              embeddings.mask_token         row
+-                       embeddings.mask_token         0[1,hidden_size]
+                        ?registers&!mask_token
 blocks_#/norm1          {L}.norm1                     norm*
 blocks_#/norm2          {L}.norm2                     norm*
 blocks_#/layer_scale1   {L}.layer_scale1.lambda1
@@ -155,20 +155,6 @@ def dino_classes(file: FileFacts) -> int:
   return number
 
 
-_DINO_CLASSES = common.classes("""
-registers  dinov2_with_registers  Dinov2WithRegisters*
--          dinov2                 Dinov2*
-""")
-
-
-def dino_finish(values: Values, arrays: Arrays) -> Arrays:
-  """Returns arrays with a mask token that DINOv2 with registers always has."""
-  if values['mask_token'] or not values['registers']:
-    return arrays
-  name = _DINO_CLASSES['stored'](values, 'embeddings.mask_token')
-  return {**arrays, name: np.zeros((1, values['hidden_size']), np.float32)}
-
-
 DINO_FIELDS = fields.table(
   f"""
 mlp_dim             {L}.mlp.{{weights_out,fc2}}.weight[1]  mlp_ratio>
@@ -219,25 +205,14 @@ DINOV2 = common.class_format(
   resize=lambda file: (
     'bicubic_antialias' if file.values['registers'] else 'bicubic'
   ),
-  **_DINO_CLASSES,
-  finish=dino_finish,
+  **common.classes("""
+registers  dinov2_with_registers  Dinov2WithRegisters*
+-          dinov2                 Dinov2*
+"""),
 )
 
 # DINOv3 (arXiv:2508.10104): patches have rotary positions, keys no bias, and
 # there is no classifier.
-
-
-def dinov3_finish(values: Values, arrays: Arrays) -> Arrays:
-  """Returns arrays with those that the class has, of use or not."""
-  d = values['hidden_size']
-  unused: dict[str, np.ndarray] = {}
-  if not values['mask_token']:
-    unused['embeddings.mask_token'] = np.zeros((1, 1, d), np.float32)
-  if not values['registers']:
-    unused['embeddings.register_tokens'] = np.zeros((1, 0, d), np.float32)
-  return {**arrays, **unused}
-
-
 DINOV3 = common.class_format(
   ('dinov3_vit',),
   'DINOv3',
@@ -246,6 +221,8 @@ patch_embedding              embeddings.patch_embeddings     conv*
 class_token                  embeddings.cls_token
 register_tokens              embeddings.register_tokens
 mask_token                   embeddings.mask_token
+-  embeddings.mask_token       0[1,1,hidden_size]  ?!mask_token
+-  embeddings.register_tokens  0[1,0,hidden_size]  ?!registers
 blocks_#/norm1               layer.#.norm1                       norm*
 blocks_#/attention/qkv/bias  layer.#.attention.{q,v}_proj.bias
                              two  ?!attention.key_bias
@@ -297,7 +274,6 @@ num_classes         =0
   resize='bicubic_antialias',
   unread_keys=fields.unread_keys('proj_bias=True mlp_bias=True'),
   header=lambda values: common.header('dinov3_vit', 'DINOv3ViTModel'),
-  finish=dinov3_finish,
 )
 # AIMv2 (arXiv:2411.14402): norms only scale, one follows the patch embedding,
 # and MLPs are gated. Attention pooling, if there is any, neither projects its

@@ -17,6 +17,9 @@ first axis, `@1` the next. In `@0:columns` the axis is the second, and in
 `@0:sum` the file has the sum, which is read as the first part. `@2/3` is the
 last of three equal parts, of which others may be no parameters.
 
+A line without a path, `-`, is an array that is written alone, since a class has
+it: of `0[1,hidden_size]` all numbers are 0.
+
 Names and shapes are compared before any array is read, so one error reports all
 missing, misshapen and unexpected arrays.
 """
@@ -185,6 +188,7 @@ class Rule:
   factor: int = 1  # number by which ours are multiplied before
   # Whether the arrays are read where a file has them, and never written.
   is_read_only: bool = False
+  constant: str = ''  # its number and shape, if it is none of our arrays
 
   def names(self, path: str) -> list[str] | None:
     """Returns the foreign names of our path; None if it does not match."""
@@ -227,6 +231,10 @@ def arrays(text: str, style: str = 'torch', **layouts: Layout) -> list[Rule]:
         factor, offset = int(match[1] or 1), int(match[2] or 0)
       elif column != '<':
         kind = column
+    if path == '-':
+      rule = Rule('', tuple(names), condition=condition, constant=kind)
+      rules.append(rule)
+      continue
     if kind.endswith('*'):
       leaves = _leaves(kind[:-1], style, len(names))
     else:
@@ -540,11 +548,12 @@ def _fits(stored_shape: Shape | None, needed_shape: Shape) -> bool:
 
 
 def write(
-  rules: Sequence[Rule], params: Any
+  rules: Sequence[Rule], params: Any, values: Mapping[str, Any] | None = None
 ) -> Iterator[tuple[str, np.ndarray]]:
   """Yields the arrays of a file, in our tree's order, as views of ours.
 
-  Arrays that are joined come last.
+  Arrays that are joined come last, and then those that are none of ours, whose
+  sides are `values` of the model.
   """
   flat = flax.traverse_util.flatten_dict(params, sep='/')
   parts: dict[str, np.ndarray] = {}
@@ -557,3 +566,10 @@ def write(
         yield name, array
   for name, arrays in _by_array(parts).items():
     yield name, _joined(arrays)
+  for rule in rules if values else ():
+    for name in rule.name_patterns if rule.constant else ():
+      number, sides = rule.constant.removesuffix(']').split('[')
+      shape = [int(values.get(x, x)) for x in sides.split(',')]
+      array = np.full(shape, number, np.float32)
+      for i in range(values['depth'] if '#' in name else 1):
+        yield numbered(name, [i]), array
