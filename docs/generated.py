@@ -440,7 +440,7 @@ def formats() -> str:
     said = [x for x in entries if not x.read and x.key]
     assumed = [x for x in entries if not x.read and not x.key]
     columns = [', '.join(map(_value, x)) for x in (shown, said, assumed)]
-    columns.append(', '.join(x for x in map(_need, kind.fields) if x))
+    columns.append('; '.join(filter(None, map(_need, kind.fields))))
     rows.append(f'| {" | ".join((kind.title, *columns))} |')
   return '\n'.join(rows)
 

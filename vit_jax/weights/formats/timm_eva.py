@@ -245,7 +245,8 @@ num_classes         head.weight[0]
    norm=layer_norm&!attention=grouped&!attention.qk_norm
 !  pool=map  norm=layer_norm
 -  block.count distillation_token patches.stages patches.width head.norm
-   head.pre_logits head.distillation !mlp=swiglu
+   head.pre_logits head.distillation !patches=normed !mlp=swiglu
+   !distillation_token !distillation_token&head.distillation
 """,
   *(
     attention,

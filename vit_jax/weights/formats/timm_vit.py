@@ -388,7 +388,9 @@ positions.learned.tokens  positioned()
 pool.mlp_dim        pool_width()  .attn_pool_mlp_ratio>  write=pool_ratio()
 -  block block.count mlp mlp.hidden_norm attention attention.out_norm
    distillation_token patches.stages patches.width pre_norm
-   head.norm head.pre_logits head.distillation
+   head.norm head.pre_logits head.distillation !patches=normed !pool=map
+   !mlp=swiglu !distillation_token !distillation_token&head.distillation
+   !!block=block
 """,
   *(positioned, pool_ratio, pool_width),
   changes=FIELDS,
