@@ -153,6 +153,8 @@ class Entry:
     if not self.key or not self.value_name or self.is_written_only:
       return None
     kind = typed.choice(*self.words) if self.words else self.kind or _ANY
+    if {*self.words} == {True, False}:
+      kind = typed.TRUTH
     word = config.get(self.key, kind)
     return self.words[word] if self.words and word is not None else word
 
