@@ -31,6 +31,7 @@ from vit_jax.data.host import geometry
 from vit_jax.optim import optimizers
 from vit_jax.optim import schedules
 from vit_jax.train import variant
+from vit_jax.weights.formats import dense
 from vit_jax.weights.formats import fields as fields_lib
 from vit_jax.weights.formats import foreign
 
@@ -428,17 +429,19 @@ def parts() -> str:
 def formats() -> str:
   """Returns which values of a model each kind of foreign file has."""
   rows = [
-    '| kind of file | its arrays show | its config says | neither says |',
-    '|---|---|---|---|',
+    '| kind of file | its arrays show | its config says | neither says'
+    ' | refused unless |',
+    '|---|---|---|---|---|',
   ]
-  for form in foreign.FORMATS:
-    for kind in getattr(form, 'KINDS', ()):
-      entries = [entry for entry in kind.fields if entry.value_name]
-      shown = [x for x in entries if x.read]
-      said = [x for x in entries if not x.read and x.key]
-      assumed = [x for x in entries if not x.read and not x.key]
-      columns = (', '.join(map(_value, x)) for x in (shown, said, assumed))
-      rows.append(f'| {" | ".join((kind.title, *columns))} |')
+  kinds = [kind for form in foreign.FORMATS for kind in form.KINDS]
+  for kind in (*kinds, *(x.trunk for x in dense.PROGRAMS.values())):
+    entries = [entry for entry in kind.fields if entry.value_name]
+    shown = [x for x in entries if x.read]
+    said = [x for x in entries if not x.read and x.key]
+    assumed = [x for x in entries if not x.read and not x.key]
+    columns = [', '.join(map(_value, x)) for x in (shown, said, assumed)]
+    columns.append('; '.join(filter(None, map(_need, kind.fields))))
+    rows.append(f'| {" | ".join((kind.title, *columns))} |')
   return '\n'.join(rows)
 
 
@@ -450,6 +453,14 @@ def _value(entry: fields_lib.Entry) -> str:
   if not (entry.read or entry.key or callable(entry.default)):
     notes.append(f'`{entry.default}`')
   return f'`{entry.value_name}`' + (f' ({", ".join(notes)})' if notes else '')
+
+
+def _need(entry: fields_lib.Entry) -> str:
+  """Returns beside what a value must stand; '' if beside any."""
+  if entry.is_square:
+    return f'equal sides of `{entry.value_name or entry.source}`'
+  needs = ', '.join(f'`{x}`' for x in entry.needs.split('&') if x)
+  return f'{needs} if `{entry.condition}`' if entry.condition else needs
 
 
 PAGES = {

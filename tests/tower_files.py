@@ -8,7 +8,6 @@ import numpy as np
 from vit_jax.weights.formats import google
 from vit_jax.weights.formats import google_towers
 from vit_jax.weights.formats import huggingface_clip
-from vit_jax.weights.formats import huggingface_towers
 from vit_jax.weights.formats import tables
 
 
@@ -38,5 +37,4 @@ def google_arrays(model, params, kind, stacked):
 def transformers_arrays(model, params):
   """Returns the arrays of a file of parameters whose layers are unrolled."""
   rules = huggingface_clip.rules(model)
-  arrays = dict(tables.write(rules, jax.device_get(params)))
-  return huggingface_towers.packed({}, arrays)
+  return dict(tables.write(rules, jax.device_get(params)))

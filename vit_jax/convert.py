@@ -295,9 +295,8 @@ def _convert_dense(source: str, path: pathlib.Path) -> None:
     write_workdir(loaded, path, source, params)
     return
   assert isinstance(loaded.model, vit.ViT)  # as segmentation has checked
-  notes = dense.check(loaded.model, name)
-  dense.write(params, path, name)
-  _warn(notes)
+  size = loaded.position_size
+  _warn(dense.write(loaded.model, size, params, path, name))
 
 
 def write_workdir(

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import trans2seg_names
 
 from vit_jax import config as config_lib
 from vit_jax import models
@@ -44,12 +43,12 @@ position_embedding      position_embeddings
 )
 # Of a UNETR, by how it embeds patches.
 _TRUNKS = {
-  'conv': dense.UNETR_TRUNK,
+  'conv': dense.UNETR_TRUNK.arrays,
   'perceptron': [
     *tables.below(_PERCEPTRON, '', 'patch_embedding.'),
     *(
       x
-      for x in dense.UNETR_TRUNK
+      for x in dense.UNETR_TRUNK.arrays
       if not x.path_pattern.startswith('patch_embedding/')
     ),
   ],
@@ -234,7 +233,7 @@ def patch_perceptron(case):
     part = {k: abstract[k] for k in names}
     params = tables.read(arrays, _PERCEPTRON, part, '')
   # Stored as a convolution it must be the same layer.
-  again = _foreign_arrays(dense.UNETR_TRUNK, params)
+  again = _foreign_arrays(dense.UNETR_TRUNK.arrays, params)
   kernel = again['patch_embedding.patch_embeddings.weight']
   embedding = patches_lib.Patches(
     dims['hidden_size'], tuple(dims['patch_size'])
@@ -603,6 +602,52 @@ def resize(case):
   return answers
 
 
+# Names of Trans2Seg's transformer and head in its authors' checkpoints.
+_SEPARABLE = tables.arrays("""
+depthwise_#/conv/kernel  lay#.block.depthwise.weight  conv         +1
+depthwise_#/norm         lay#.block.bn_depth          batch_norm*  +1
+pointwise_#/conv/kernel  lay#.block.pointwise.weight  conv         +1
+pointwise_#/norm         lay#.block.bn_point          batch_norm*  +1
+""")
+_TRANSFORMER = tables.arrays("""
+embedding                      hybrid_embed.proj                dense*
+class_token                    cls_token
+position_embedding             pos_embed
+class_prototypes               cls_embed
+blocks_#/norm1                 blocks_encoder.#.norm1           norm*
+blocks_#/attention/qkv         blocks_encoder.#.attn.qkv        dense*
+blocks_#/attention/out         blocks_encoder.#.attn.proj       dense2*
+blocks_#/norm2                 blocks_encoder.#.norm2           norm*
+blocks_#/mlp/up                blocks_encoder.#.mlp.fc1         dense*
+blocks_#/mlp/down              blocks_encoder.#.mlp.fc2         dense*
+norm                           norm                             norm*
+decoder_#/norm_classes         blocks_decoder.#.norm1_clsembed  norm*
+decoder_#/norm_places          blocks_decoder.#.norm1           norm*
+decoder_#/attention/query      blocks_decoder.#.attn.fc_q       dense*
+decoder_#/attention/key_value  blocks_decoder.#.attn.fc_kv      dense*
+decoder_#/attention/out        blocks_decoder.#.attn.proj       dense*
+decoder_#/norm_query           blocks_decoder.#.norm2           norm*
+decoder_#/mlp_query/up         blocks_decoder.#.mlp.fc1         dense*
+decoder_#/mlp_query/down       blocks_decoder.#.mlp.fc2         dense*
+decoder_#/norm_features        blocks_decoder.#.norm3           norm*
+decoder_#/mlp_features/up      blocks_decoder.#.mlp2.fc1        dense*
+decoder_#/mlp_features/down    blocks_decoder.#.mlp2.fc2        dense*
+decoder_#/norm_masks           blocks_decoder.#.norm4           norm*
+decoder_#/mlp_masks/up         blocks_decoder.#.mlp3.fc1        dense*
+decoder_#/mlp_masks/down       blocks_decoder.#.mlp3.fc2        dense*
+""")
+# Of `models.trans2seg.Trans2Seg`. Their backbone, a ResNet with BatchNorm, is
+# none of ours, so that no file of theirs is read whole.
+TRANS2SEG = [
+  *tables.below(_TRANSFORMER, '', 'transformer.vit.'),
+  *_SEPARABLE,
+  *tables.arrays("""
+fine              conv_c1  conv_bn*
+classifier/dense  pred     conv1x1*
+"""),
+]
+
+
 def trans2seg(case):
   """Masks in evaluation and in training, and the maps of each layer."""
   dims = case.dims
@@ -616,7 +661,7 @@ def trans2seg(case):
     num_classes=dims['classes'],
     channels=dims['hid_dim'],
   )
-  params = _read(case, trans2seg_names.RULES, module, deep, fine)
+  params = _read(case, TRANS2SEG, module, deep, fine)
   outputs = module.apply({'params': params}, deep, fine)
   size = case.expected['masks_resized'].shape
   trained, _ = module.apply(

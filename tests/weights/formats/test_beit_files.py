@@ -101,9 +101,3 @@ def test_a_grid_that_is_not_square_must_be_said(tmp_path):
     vit_jax.load(tmp_path / 'x')
   loaded = vit_jax.load(tmp_path / 'x', image_size=(24, 40))
   assert loaded.position_size == (24, 40)
-
-
-def test_a_gated_beit_is_an_eva02_of_timm(tmp_path):
-  loaded = random_model(**BEIT | {'positions': 'none', 'mlp': 'swiglu'})
-  export.write(loaded, tmp_path / 'x', 'timm', 'here')
-  assert_same(vit_jax.load(tmp_path / 'x', positions='none'), loaded)

@@ -14,6 +14,7 @@ import typing
 from flax import traverse_util
 from foreign import flat
 from foreign import random_model
+import jax
 import numpy as np
 import pytest
 
@@ -155,7 +156,7 @@ google       attention=attention(causal=True)  : attention(causal=True)
 google       mlp=swiglu                        : mlp='swiglu'
 google       pool=mean(norm_after=True)        : mean(norm_after=True)
 google       pool=map; class_token=True
-             : a class token that the pool does not read
+             : pool='map' beside class_token=True
 google       TOWER; NO_BIAS                    : pre_norm=True
 huggingface  TOWER; NO_BIAS; num_classes=3     : num_classes=3
 huggingface  TOWER; NO_BIAS; registers=2       : registers=2
@@ -171,16 +172,16 @@ huggingface  TOWER; AIM; attention=attention(qkv_bias=False);
              pool=map(mlp_dim=0, query=False, gelu='exact')
              : attention(out_bias=True)
 timm         TOWER; pre_norm=True
-             : after a patch embedding with a bias
+             : patches(bias=True) beside pre_norm=True
 timm         TOWER; NO_BIAS; positions=learned + rope(kind='eva02')
              : mlp(gelu='tanh')
 timm         EXACT; patches=normed
-             : a norm after the patch embedding
+             : norm='layer_norm' beside patches='normed'
 timm         EXACT; NO_BIAS; positions=learned + rope; pool=map(gelu='exact');
              class_token=True
              : map(prefix=False)
 timm         EXACT; NO_BIAS; positions=learned + rope; patches=patches
-             : pre_norm=True beside patches
+             : patches(bias=True) beside pre_norm=True
 timm         EXACT; positions=learned + rope;
              attention=attention(qk_norm=True); block=post_norm
              : attention(qk_norm=True) beside
@@ -192,7 +193,8 @@ timm         positions=learned + rope; attention=attention(out_bias=False);
 timm         EXACT; positions=learned + rope; block=branches(2)
              : block='branches'
 timm         block=parallel; attention=attention(out_bias=False);
-             mlp=mlp(gelu='exact', bias=False)  : outputs without biases
+             mlp=mlp(gelu='exact', bias=False)
+             : mlp(bias=False) beside block='parallel'
 timm         mlp=swiglu; block=branches(2)     : mlp='swiglu' beside
 timm         EXACT; attention=attention(qk_norm=True, norm=rms_norm)
              : attention(norm='rms_norm')
@@ -202,7 +204,7 @@ timm         EXACT; attention=grouped(key_heads=1);
              positions=learned + relative_bias  : attention='grouped'
 timm         SAPIENS; EXACT; ALL; attention=attention(qk_norm=True);
              block=block(layer_scale=1e-5, layer_scale_mlp=False)
-             : attention pooling beside norm
+             : norm='rms_norm' beside pool='map'
 timm         EXACT; BEIT; positions=relative_bias; pool=token_and_mean
              : token_and_mean
 huggingface  EXACT; BEIT; positions=relative_bias; pool=token_and_mean
@@ -216,6 +218,13 @@ timm         EXACT; BEIT; positions=relative_bias; attention=attention
 huggingface  EXACT; BEIT; positions=relative_bias; attention=attention
              : key_bias=True
 huggingface  EXACT; BEIT; positions=none; mlp=swiglu  : mlp='swiglu'
+huggingface  EXACT; positions=rope; block=block(layer_scale=1.0);
+             num_classes=3                     : num_classes=3
+torchvision  EXACT; registers=2                : registers=2
+torchvision  EXACT; num_classes=0              : num_classes=0
+torchvision  EXACT; patch_size=(8, 16)         : patch_size=(8, 16)
+timm         EXACT; attention=attention(out_bias=False)
+             : mlp(bias=True) beside attention(out_bias=False)
 """
 SHORT = dict(
   line.split(maxsplit=1)
@@ -313,14 +322,23 @@ def changed_values(rng, choices, value):
   return [different[i] for i in rng.permutation(len(different))]
 
 
-def drawn(kind, fields, seed):
+def random_tree(shapes, seed=0):
+  """Returns random arrays in a tree of shapes."""
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda x: rng.standard_normal(x.shape, np.float32), shapes
+  )
+
+
+def drawn(kind, fields, seed, size=SIZE):
   """Returns a random model that a kind of file stores.
 
   Of each value that no entry has, another one must be refused; of each that
   their code computes otherwise, a note must say so.
   """
   rng = np.random.default_rng(seed)
-  model = random_model(**fields).model
+  start = random_model(size, **fields).model
+  model = start
   noted = {x.value_name for x in kind.fields if x.is_noted}
   paths = [*values_lib.model_values(model)]
   changes, noted_changes = [], []
@@ -336,11 +354,11 @@ def drawn(kind, fields, seed):
         model = changed
         changes.append((path, value))
       break
-  if kind.refusals(model, SIZE):  # the arrays do not fit: this takes longer
-    model = random_model(**fields).model
+  if kind.refusals(model, size):  # the arrays do not fit: this takes longer
+    model = start
     for path, value in changes:
       changed = with_value(kind, model, path, value)
-      if changed is not None and not kind.refusals(changed, SIZE):
+      if changed is not None and not kind.refusals(changed, size):
         model = changed
   changed_model = model
   for path, value in noted_changes:
@@ -348,7 +366,7 @@ def drawn(kind, fields, seed):
       with_value(kind, changed_model, path, value) or changed_model
     )
   if changed_model is not model:
-    assert any('this model has' in x for x in kind.notes(changed_model, SIZE))
+    assert any('this model has' in x for x in kind.notes(changed_model, size))
   return model
 
 
@@ -370,7 +388,7 @@ def lacked(kind, path, model):
   entries = {x.value_name: x for x in kind.fields}
   try:
     refusals = kind.unnamed(values)
-    lack = kind.lacks({**values, 'image_size': SIZE})
+    lack = kind.lack({**values, 'image_size': SIZE})
   except ValueError:
     return True
   entry = entries.get(path)
@@ -381,18 +399,12 @@ def lacked(kind, path, model):
 
 def written(path, form, kind, model, monkeypatch):
   """Writes random parameters as a kind of file, without our own key."""
-  rng = np.random.default_rng(0)
-  params = {
-    name: rng.standard_normal(x.shape, np.float32)
-    for name, x in traverse_util.flatten_dict(
-      models.abstract_params(model, (*SIZE, 3)), sep='/'
-    ).items()
-  }
+  params = random_tree(models.abstract_params(model, (*SIZE, 3)))
   random = random_model()
   loaded = dataclasses.replace(
     random,
     model=model,
-    params=traverse_util.unflatten_dict(params, sep='/'),
+    params=params,
     # Clusters of colours are stored for these.
     preprocess=dataclasses.replace(random.preprocess, mean=(0.5,), std=(0.5,)),
   )
@@ -402,7 +414,7 @@ def written(path, form, kind, model, monkeypatch):
   config = json.loads((path / 'config.json').read_text())
   config.pop('vit_jax', None)
   (path / 'config.json').write_text(json.dumps(config))
-  return params
+  return traverse_util.flatten_dict(params, sep='/')
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import vit_jax
-from vit_jax.config import UserError
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import export
 
@@ -27,29 +26,12 @@ EVA02 = {
 DINO = {'mlp': "mlp(gelu='exact')", 'num_classes': 0}
 
 
-def test_a_dinov3_without_what_transformers_needs(tmp_path):
-  """Neither registers nor a mask token: their arrays are there, unused."""
-  fields = {'positions': 'rope', **DINO}
-  actual = random_model(block='block(layer_scale=1.0)', **fields)
-  export.write(actual, tmp_path / 'x', 'huggingface', 'here')
-  assert_same(vit_jax.load(tmp_path / 'x'), actual)
-  with pytest.raises(UserError, match='no place for num_classes=3'):
-    export.write(
-      random_model(
-        block='block(layer_scale=1.0)', **fields | {'num_classes': 3}
-      ),
-      tmp_path / 'y',
-      'huggingface',
-      'here',
-    )
-
-
 def their_file(tmp_path, actual, *names, **changes):
   """Writes a model under its authors' names; returns the file.
 
   Args:
     tmp_path: A directory.
-    ours: The model, which timm's names fit.
+    actual: The model, which timm's names fit.
     *names: (pattern, replacement) of timm's names.
     **changes: Further arrays.
   """

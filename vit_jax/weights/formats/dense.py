@@ -6,6 +6,7 @@ SETR does not use; in MONAI it is that of `UNETR`.
 """
 
 from collections.abc import Mapping
+import functools
 import pathlib
 from typing import Any
 from typing import NamedTuple
@@ -14,12 +15,12 @@ from flax import traverse_util
 import jax
 import numpy as np
 
-from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.models import layouts
 from vit_jax.models import values as values_lib
 from vit_jax.models import vit
 from vit_jax.weights.files import containers
+from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import tables
 
@@ -37,8 +38,29 @@ neck/outputs_#                neck.mla.feat_extract.#        conv_bn*
 decode/levels_#_#             decode_head.up_convs.#.#       conv_bn*
 auxiliary_#/dense             auxiliary_head.#.conv_seg      conv1x1*
 """)
-SETR_TRUNK = tables.arrays("""
-patch_embedding                patch_embed.projection             conv*
+# Their own code is told the values that no array shows.
+_format = functools.partial(
+  format_lib.Format,
+  family=vit.ViT,
+  matches=lambda file: True,
+  preprocess=lambda file, size, channels: ({}, ''),
+  resize=lambda file: 'half_pixel',
+  image_size=lambda file: file.stored_size,
+  channels=lambda file: 3,
+  scope=None,
+)
+_CODE_VALUES = """
+num_heads           -        -  given
+layer_norm_epsilon  -        -  given
+pool                -        -  given
+mlp.gelu            =exact   -  noted
+num_classes         =0
+"""
+_SETR_PATCHES = 'patch_embed.projection'
+SETR_TRUNK = _format(
+  title='mmsegmentation',
+  arrays=tables.arrays(f"""
+patch_embedding                {_SETR_PATCHES}                    conv*
 class_token                    cls_token
 position_embedding             pos_embed
 blocks_#/norm1                 layers.#.ln1                       norm*
@@ -49,7 +71,19 @@ blocks_#/norm2                 layers.#.ln2                       norm*
 blocks_#/mlp/up                layers.#.ffn.layers.0.0            dense*
 blocks_#/mlp/down              layers.#.ffn.layers.1              dense*
 norm                           ln1                                norm*
-""")
+"""),
+  fields=fields.table(f"""
+hidden_size         {_SETR_PATCHES}.weight[0]  -  axes=4
+patch_size          {_SETR_PATCHES}.weight[2,3]
+depth               layers.#.[#]
+mlp_dim             layers.#.ffn.layers.0.0.weight[0]  -  axes=2
+attention.qkv_bias  layers.#.attn.attn.in_proj_bias?
+class_token         cls_token?
+positions.learned   pos_embed?
+positions.learned.tokens  -  -  given
+{_CODE_VALUES}
+"""),
+)
 
 # Torch's transposed convolutions are [in, out, ...].
 _TRANSPOSED = tables.Layout(
@@ -64,9 +98,11 @@ _POINTS = tables.Layout(
 # MONAI's blocks have a norm for cross-attention that UNETR does not use.
 UNETR_IGNORED = r'(vit\.)?blocks\.\d+\.(norm_cross_attn|cross_attn)\..*'
 
-# Of a trunk, `models.vit.ViT`, behind the prefix `vit.`.
-UNETR_TRUNK = tables.arrays("""
-patch_embedding         patch_embedding.patch_embeddings    conv*
+_UNETR_PATCHES = 'patch_embedding.patch_embeddings'
+UNETR_TRUNK = _format(
+  title='MONAI',
+  arrays=tables.arrays(f"""
+patch_embedding         {_UNETR_PATCHES}                    conv*
 position_embedding      patch_embedding.position_embeddings
 blocks_#/norm1          blocks.#.norm1                      norm*
 blocks_#/attention/qkv  blocks.#.attn.qkv                   dense*
@@ -75,7 +111,19 @@ blocks_#/norm2          blocks.#.norm2                      norm*
 blocks_#/mlp/up         blocks.#.mlp.linear1                dense*
 blocks_#/mlp/down       blocks.#.mlp.linear2                dense*
 norm                    norm                                norm*
-""")
+-                       blocks.#.norm_cross_attn.weight     1[hidden_size]
+-                       blocks.#.norm_cross_attn.bias       0[hidden_size]
+"""),
+  fields=fields.table(f"""
+hidden_size         {_UNETR_PATCHES}.weight[0]  -  axes=5
+patch_size          {_UNETR_PATCHES}.weight[2,3,4]
+depth               blocks.#.[#]
+mlp_dim             blocks.#.mlp.linear1.weight[0]  -  axes=2
+attention.qkv_bias  blocks.#.attn.qkv.bias?
+positions.learned   patch_embedding.position_embeddings?
+{_CODE_VALUES}
+"""),
+)
 _UNIT = tables.arrays("""
 conv1/kernel          conv1.conv.weight  conv
 conv2/kernel          conv2.conv.weight  conv
@@ -100,82 +148,85 @@ classifier/dense/bias      out.conv.conv.bias
 ]
 
 
-class _Format(NamedTuple):
-  """Names of a program."""
+class _Program(NamedTuple):
+  """How a program has a whole model."""
 
-  program: str
+  trunk: format_lib.Format
+  model_name: str  # of a model that it has
   rules: list[tables.Rule]  # of the objective's parameters
   ignored: str  # regular expression for names in files that are not needed
   optional: Mapping[str, float]  # paths that a file may lack, with their values
 
+  @property
+  def name(self) -> str:
+    """Its own name."""
+    return self.trunk.title
 
-FORMATS: Mapping[str, _Format] = {
-  'mmseg': _Format(
-    'mmsegmentation',
+
+PROGRAMS: Mapping[str, _Program] = {
+  'mmseg': _Program(
+    SETR_TRUNK,
+    'SETR on a ViT with a class token',
     [
-      *tables.below(SETR_TRUNK, 'trunk/', 'backbone.'),
+      *tables.below(SETR_TRUNK.arrays, 'trunk/', 'backbone.'),
       *tables.below(SETR, 'decoder/', ''),
     ],
     r'.*\.num_batches_tracked',
     {'trunk/norm/scale': 1.0, 'trunk/norm/bias': 0.0},
   ),
-  'monai': _Format(
-    'MONAI',
+  'monai': _Program(
+    UNETR_TRUNK,
+    'UNETR',
     [
-      *tables.below(UNETR_TRUNK, 'trunk/', 'vit.'),
+      *tables.below(UNETR_TRUNK.arrays, 'trunk/', 'vit.'),
       *tables.below(UNETR, 'decoder/', ''),
     ],
     UNETR_IGNORED,
     {},
   ),
 }
-# Values of a trunk that arrays show, or that the programs' own code is told.
-_TRUNK = (
-  *('hidden_size', 'depth', 'num_heads', 'mlp_dim', 'patch_size'),
-  *('num_classes', 'layer_norm_epsilon', 'class_token', 'pool', 'mlp.gelu'),
-  *('attention.qkv_bias', 'positions.learned', 'positions.learned.tokens'),
-)
 
 
-def check(trunk: vit.ViT, name: str) -> list[str]:
-  """Returns notes on where a program computes something else than a trunk.
+def write(
+  trunk: vit.ViT,
+  size: tuple[int, ...],
+  params: Any,
+  path: pathlib.Path,
+  name: str,
+) -> list[str]:
+  """Writes a segmentation, `trunk` and `decoder`, to a .safetensors file.
 
-  The program is a key of FORMATS. It may have no place for a part.
+  Returns notes on where the program computes something else.
+
+  Args:
+    trunk: The ViT.
+    size: Of images, in pixels.
+    params: Parameters of the objective.
+    path: The file.
+    name: A key of `PROGRAMS`.
   """
-  program = FORMATS[name].program
-  values = values_lib.model_values(trunk)
-  trunk_values = {path: x for path, x in values.items() if path in _TRUNK}
-  keys = values_lib.config_keys(trunk_values)
-  restored = values_lib.model_values(models.create_model('ViT-S/16', **keys))
-  if changed := values_lib.differences(values, restored):
-    path, (value, _) = next(iter(changed.items()))
-    value_text = format_lib.show(path, value, values)
+  program = PROGRAMS[name]
+  params = layouts.unstack_all(jax.tree.map(np.asarray, params))
+  try:
+    tables.entries(program.rules, {'decoder': params['decoder']})
+    if refusals := program.trunk.refusals(trunk.clone(scan=False), size):
+      raise UserError(
+        f'{program.name} has no place for {next(iter(refusals))} of the trunk:'
+        ' use --to=vit_jax'
+      )
+    values = values_lib.model_values(trunk)
+    arrays = dict(tables.write(program.rules, params, values))
+  except KeyError as e:
     raise UserError(
-      f'{program} has no place for {value_text} of the trunk: use --to=vit_jax'
-    )
-  gelu = values['mlp.gelu']
-  if gelu == 'exact':
-    return []
-  return [f'this model has mlp(gelu={gelu!r}); {program} has the exact GELU']
-
-
-def write(params: Any, path: pathlib.Path, name: str) -> None:
-  """Writes a segmentation, `trunk` and `decoder`, to a .safetensors file."""
-  form = FORMATS[name]
+      f'{program.name} has no place for {e.args[0]}: --to={name} is for'
+      f' {program.model_name}'
+    ) from None
   if path.suffix != '.safetensors' or path.exists():
     raise UserError(
       f'{path}: --to={name} writes a new .safetensors file; name one'
     )
-  params = layouts.unstack_all(jax.tree.map(np.asarray, params))
-  try:
-    arrays = dict(tables.write(form.rules, params))
-  except KeyError as e:
-    raise UserError(
-      f'{form.program} has no place for {e.args[0]}: --to={name} is for'
-      f' {"SETR on a ViT with a class token" if name == "mmseg" else "UNETR"}'
-    ) from None
-  arrays |= _unused(arrays) if name == 'monai' else {}
   containers.write_safetensors(path, arrays, {'format': 'pt'})
+  return program.trunk.notes(trunk.clone(scan=False), size)
 
 
 def read(path: pathlib.Path, like: Any) -> Any:
@@ -190,33 +241,23 @@ def read(path: pathlib.Path, like: Any) -> Any:
         f'{path} is no segmentation of mmsegmentation or MONAI: names of its'
         ' arrays begin neither with backbone. nor with vit.'
       )
-    form = FORMATS['mmseg' if 'backbone' in starts else 'monai']
+    program = PROGRAMS['mmseg' if 'backbone' in starts else 'monai']
     filled = {}
-    for param_path, value in form.optional.items():
-      names = [n for x in form.rules for n in x.names(param_path) or ()]
+    for param_path, value in program.optional.items():
+      names = [n for x in program.rules for n in x.names(param_path) or ()]
       if not set(names) <= arrays.shapes.keys():
         filled[param_path] = np.full(
           abstract.pop(param_path).shape, value, np.float32
         )
     needed = traverse_util.unflatten_dict(abstract, sep='/')
     try:
-      params = tables.read(arrays, form.rules, needed, form.ignored)
+      params = tables.read(arrays, program.rules, needed, program.ignored)
     except KeyError as e:
       raise UserError(
-        f'{form.program} has no place for {e.args[0]} of the run that --like'
+        f'{program.name} has no place for {e.args[0]} of the run that --like'
         ' names: name a run of the same model'
       ) from None
     except UserError as e:
       raise UserError(f'{path}: {e}') from None
   flat = traverse_util.flatten_dict(params, sep='/') | filled
   return layouts.relayout(traverse_util.unflatten_dict(flat, sep='/'), like)
-
-
-def _unused(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Returns the norms that MONAI's blocks hold without using them."""
-  norms = {}
-  for name, x in arrays.items():
-    if '.norm1.' in name and name.startswith('vit.blocks.'):
-      unused_name = name.replace('.norm1.', '.norm_cross_attn.')
-      norms[unused_name] = np.full_like(x, name.endswith('weight'))
-  return norms

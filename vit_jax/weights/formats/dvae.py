@@ -30,7 +30,7 @@ _FLAVAS = (
 _CHANNELS = 3
 _BLOCK = 'blocks.group_#.block_#'
 # Our numbers begin with 0.
-_ARRAYS = tables.arrays(f"""
+ARRAYS = tables.arrays(f"""
 input/kernel               blocks.input.w            conv
 input/bias                 blocks.input.b
 output/kernel              blocks.output.conv.w      conv
@@ -66,5 +66,5 @@ def read(path: pathlib.Path) -> tuple[dvae.DalleEncoder, dict[str, Any]]:
     module = dvae.DalleEncoder(last[0], first[0], max(blocks, 1))
     image = jnp.zeros((1, dvae.STRIDE, dvae.STRIDE, _CHANNELS))
     abstract = jax.eval_shape(module.init, jax.random.key(0), image)['params']
-    params = tables.read(arrays, _ARRAYS, abstract, r'(?!blocks\.).*')
+    params = tables.read(arrays, ARRAYS, abstract, r'(?!blocks\.).*')
   return module, params

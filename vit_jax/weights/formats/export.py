@@ -37,7 +37,6 @@ from vit_jax.weights.formats import huggingface
 from vit_jax.weights.formats import objective_tables
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm
-from vit_jax.weights.formats import timm_parallel
 
 VIT_JAX = 'vit_jax'
 FORMATS = (*(form.NAME for form in foreign.FORMATS), VIT_JAX)
@@ -73,7 +72,8 @@ def write(
   loaded = _unrolled(loaded)
   target = _supported(loaded, form, source)
   values = values_lib.model_values(target)
-  if objective_table is not None and timm_parallel.is_joint(values):
+  is_joint = values.get('block') in ('parallel', 'branches')
+  if objective_table is not None and is_joint:
     raise UserError(
       f'{source}: files of --whole have no place for layers with parts beside'
       ' each other: leave --whole out'
@@ -110,9 +110,10 @@ def write(
     if form.SUFFIX == '.npz':
       containers.write_npz(directory / weights_file, arrays)
     else:
-      finished = kind.finish(values, dict(arrays))  # views: no memory
       containers.write_safetensors(
-        directory / weights_file, finished, {'format': 'pt'}
+        directory / weights_file,
+        dict(arrays),  # views: no memory
+        {'format': 'pt'},
       )
   return notes
 
@@ -293,9 +294,10 @@ def _arrays(
   objective_table: objective_tables.ObjectiveTable | None,
   kind: format_lib.Format,
 ) -> Iterator[tuple[str, np.ndarray]]:
-  model_arrays = tables.write(kind.rules(values), loaded.params)
+  model_arrays = tables.write(kind.rules(values), loaded.params, values)
   if objective_table is None:
-    yield from ((kind.stored(values, name), x) for name, x in model_arrays)
+    named = ((kind.stored(values, name), x) for name, x in model_arrays)
+    yield from ((name, x) for name, x in named if name)
     return
   yield from ((objective_table.stored(name), x) for name, x in model_arrays)
   params = loaded.objective_params

@@ -14,8 +14,9 @@ its key in the config, and more.
     mlp.gelu      -                act_layer    gelu:exact,gelu_tanh:tanh
     num_heads     -                .num_heads!  COUNT default=heads()
     patches.bias  =True
+    mlp_dim       blocks.#.mlp.fc2.weight[1]  .mlp_ratio>  write=mlp_ratio()
     >             .img_size        image_size
-    >             .mlp_ratio       mlp_ratio()
+    !             block=parallel   mlp=mlp&mlp.bias
     -             pre_norm .fix_init
 
 Entries are evaluated in their order. An indented line continues the one before.
@@ -35,20 +36,26 @@ The second column is one of
 
 A name may be several, `a|b` or `x.{a,b}`: the first that there is. A key that
 begins with a dot is below the table's own, as `model_args`. With `!` behind it,
-it is also written with the default; with `?`, it is never written. After the
-key come, in any order,
+it is also written with the default; with `>`, it is written and not read; with
+`?`, it is read alone. After the key come, in any order,
 
     word:value,...   words of the config and our values; or the name of both
     COUNT            the kind of the key's value, one of `typed`
     square           sides that agree are written as one number
-    noted            `Entry.is_noted`; so are read_only and given
+    side             so they are, and no others have a place
+    noted            `Entry.is_noted`; so are read_only, given and named
     default= write= check= axes= else=    fields of `Entry`, and as above; axes:
                      how many the array must have, which must be there then
 
 A line of `>` is a key that is written, not read, and what: a value's name, and
 words; or a function of the model's values; or a condition (`tables.holds`), as
-`a=b` or `a&!b`; or a 'text'. So is `write=`. A line of `-` leaves out entries
-of the table that is changed, by their values or keys.
+`a=b` or `a&!b`; or a 'text'. So is `write=`. A line of `!` says that a model of
+a condition has a place only with others: their code has no argument for it
+else. A line of `-` leaves out entries of the table that is changed, by their
+values or keys.
+
+Two entries may have one key: a model for which they say different words has no
+place (`format.Format.lack`).
 """
 
 from collections.abc import Callable
@@ -67,8 +74,8 @@ from vit_jax.weights.formats.base import FileFacts
 Read = Callable[[FileFacts], Any]
 Write = Callable[[Mapping[str, Any]], Any]
 _ANY = typed.Kind('anything', lambda x: True)
-# What `Entry.write` returns for null.
-NULL = object()
+# What `Entry.write` returns for null, and for a value that no word says.
+NULL, NO_WORD = object(), object()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,12 +108,26 @@ class Entry:
   # Whether who loads a file in that program gives the value, as the number of
   # heads where no config has it.
   is_given: bool = False
+  # Whether only the name of a published model says it (`Format.names`).
+  is_named: bool = False
+  is_written_only: bool = False  # whether the key is not read
+  is_square: bool = False  # whether the sides that it has must agree
+  # The value that a key without one says, as `image_size`.
+  source: str = ''
+  # A condition by which the entry is for a model, and one that then must hold.
+  condition: str = ''
+  needs: str = ''
+
+  @property
+  def name(self) -> str:
+    """The name by which a table that changes others knows it."""
+    return self.value_name or self.key or self.source or f'!{self.condition}'
 
   @property
   def is_fixed(self) -> bool:
     """Whether all models of the format have its value."""
     is_said = self.read is not None or self.key or callable(self.default)
-    return bool(self.value_name) and not is_said
+    return bool(self.value_name) and not (is_said or self.is_given)
 
   def value(self, file: FileFacts) -> Any:
     """Returns our value for a file; None: nothing says it.
@@ -117,12 +138,7 @@ class Entry:
       self.check(file)
     value = self.read(file) if self.read else None
     # Read in any case, since it may be of another type.
-    config_value = None
-    if self.key and self.value_name:
-      kind = typed.choice(*self.words) if self.words else self.kind or _ANY
-      config_value = file.config.get(self.key, kind)
-      if self.words and config_value is not None:
-        config_value = self.words[config_value]
+    config_value = self.said(file.config)
     if value is None:
       value = file.caller_values.get(self.value_name)
     if value is None:
@@ -131,6 +147,16 @@ class Entry:
       value = self.default
       return value(file) if callable(value) else value
     return value
+
+  def said(self, config: typed.Json) -> Any:
+    """Returns our value for a config's word; None: it says nothing."""
+    if not self.key or not self.value_name or self.is_written_only:
+      return None
+    kind = typed.choice(*self.words) if self.words else self.kind or _ANY
+    if {*self.words} == {True, False}:
+      kind = typed.TRUTH
+    word = config.get(self.key, kind)
+    return self.words[word] if self.words and word is not None else word
 
   def word(self, values: Mapping[str, Any]) -> Any:
     """Returns the key's value for a model; None: the config has no word."""
@@ -205,7 +231,7 @@ def table(
       other names than theirs.
   """
   reader = _Reader(below, {x.__name__: x for x in functions} | names)
-  entries = {entry.value_name or entry.key: entry for entry in changes}
+  entries = {entry.name: entry for entry in changes}
   for line in tables.joined_lines(text):
     first, *columns = line.split()
     if first == '-':
@@ -213,8 +239,20 @@ def table(
         del entries[reader.key(name)]
     elif first == '>':
       key, words, *options = columns
-      key, write = reader.key(key), reader.writer(words, options)
-      entries[key] = Entry('', key=key, write=write, is_stated=True)
+      entry = Entry(
+        '',
+        key=reader.key(key),
+        write=reader.writer(words, options),
+        is_stated=True,
+        source=words,
+        is_square='side' in options,
+      )
+      entries[entry.name] = entry
+    elif first == '!':
+      condition, *needs = columns
+      condition = condition.strip('-')
+      entry = Entry('', condition=condition, needs=''.join(needs))
+      entries[entry.name] = entry
     else:
       entries[first] = reader.entry(first, *columns)
   return tuple(entries.values())
@@ -228,6 +266,7 @@ class _Reader:
   names: Mapping[str, Any]
 
   def key(self, text: str) -> str:
+    text = text.strip('-')
     return self.below + text if text.startswith('.') else text
 
   def literal(self, text: str) -> Any:
@@ -250,13 +289,12 @@ class _Reader:
     self, value_name: str, place: str, key: str = '-', *options: str
   ) -> Entry:
     more = self.options(value_name, options)
-    plain_key, mark = key[:-1], key[-1]
-    if mark == '!':
-      more['is_stated'] = True
-    elif mark == '?':
+    plain_key = key.rstrip('!>?')
+    more['key'], mark = self.key(plain_key), key.removeprefix(plain_key)
+    more['is_stated'] = mark in ('!', '>')
+    more['is_written_only'] = mark == '>'
+    if mark == '?':
       more['write'] = lambda values: None
-    if key != '-':
-      more['key'] = self.key(plain_key if mark in '!?' else key)
     read = self.read(place, more.pop('axes', 0), more.pop('else', 0))
     if place.startswith('='):
       more['default'] = self.literal(place[1:])
@@ -273,9 +311,10 @@ class _Reader:
         more[name] = self.writer(value)
       elif is_field:
         more[name] = self.literal(value)
-      elif option == 'square':
+      elif option in ('square', 'side'):
         more['write'] = _one_side(value_name)
-      elif option in ('noted', 'read_only', 'given'):
+        more['is_square'] = option == 'side'
+      elif option in ('noted', 'read_only', 'given', 'named'):
         more[f'is_{option}'] = True
       elif ':' in option:
         pairs = [pair.split(':') for pair in option.split(',')]

@@ -148,8 +148,8 @@ def read_beside(
   with opened(path) as container:
     plain = _plain(container)
     arrays = _format(plain.shapes).prepare(plain)
-    entries = tables.entries(rules, abstract)
-    if not any(name in arrays.shapes for x in entries for name in x.names):
+    needed = tables.stored_shapes(tables.entries(rules, abstract))
+    if not needed.keys() & arrays.shapes.keys():
       return None
     return tables.read(arrays, rules, abstract, '.*', arrays.stored)
 

@@ -32,7 +32,6 @@ from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.base import Size
 from vit_jax.weights.formats.base import Values
 
-Arrays = Mapping[str, np.ndarray]
 _BIAS = 'relative_position_bias'
 _RELATIVE = (_BIAS, f'blocks_0/attention/{_BIAS}')
 
@@ -70,17 +69,13 @@ class Format:
   # Returns further keys of the config for a model's values.
   header: Callable[[Values], dict[str, Any]] = lambda values: {}
   # Returns the name of an array in the file, for a model's values and the name
-  # in `arrays`.
+  # in `arrays`; '': another file has it.
   stored: Callable[[Values, str], str] = lambda values, name: name
-  # Returns the arrays of a file, by name, from those that `arrays` names: some
-  # are joined, or are there though nothing reads them.
-  finish: Callable[[Values, Arrays], Arrays] = lambda values, arrays: arrays
-  # Returns what of a model the class has no place for, though `arrays` have;
-  # None: nothing. The values have the `image_size`, too.
-  lacks: Callable[[Values], str | None] = lambda values: None
-  # Returns what the format's own code cannot build of a model whose arrays it
-  # can store; None: it builds all.
-  obstacle: Callable[[Values], str | None] = lambda values: None
+  # Returns the names of published models, of which a config has one as its
+  # `architecture`, each after a condition (`tables.holds`): the first that
+  # holds counts. If a name comes twice, its first condition is what it says; a
+  # model for which only the other holds is most similar to it.
+  names: Callable[[], Sequence[tuple[str, str]]] = lambda: ()
 
   def describe(self, file: FileFacts) -> base.Description:
     """Returns the model that a file holds.
@@ -171,18 +166,72 @@ class Format:
     These have the `image_size` and the `image_channels`, too.
     """
     config = self.header(values)
+    if row := self._named(values):
+      config['architecture'] = row[1]
     for entry in self.fields:
       word = entry.word(values) if entry.key else None
       is_usual = (
         entry.value_name and values.get(entry.value_name) == entry.default
       )
-      if word is not None and (entry.is_stated or not is_usual):
+      is_word = word is not None and word is not fields.NO_WORD
+      if is_word and (entry.is_stated or not is_usual):
         *parents, key = entry.key.split('.')
         home = config
         for parent in parents:
           home = home.setdefault(parent, {})
         home[key] = None if word is fields.NULL else word
     return config
+
+  def _named(self, values: Values) -> tuple[str, str] | None:
+    return next((x for x in self.names() if tables.holds(x[0], values)), None)
+
+  def unsaid(self, values: Values) -> str | None:
+    """Returns what of a model neither the config nor its name says, or None.
+
+    Their class computes it, but is not made from the config alone.
+    """
+    if (row := self._named(values)) is None:
+      return None
+    condition = next(x for x, name in self.names() if name == row[1])
+    paths = {x.lstrip('!').partition('=')[0] for x in condition.split('&')}
+    for entry in self.fields:
+      path = entry.value_name
+      default = registry.DEFAULTS.get(path, 'none')
+      value = values.get(path) or default
+      if entry.is_named and path not in paths and value != default:
+        return show(path, value, values)
+    unmet = tables.unmet(condition, values)
+    return show(unmet, values.get(unmet), values) if unmet else None
+
+  def lack(self, values: Values) -> str | None:
+    """Returns what of a model the class has no place for, or None.
+
+    Its arrays have. The values may have the `image_size`, too.
+    """
+    values = {**_image((1, 1)), **values}
+    config = typed.Json('config.json', self.config(values))
+    for entry in self.fields:
+      path = entry.value_name or entry.source
+      if tables.holds(entry.condition, values):
+        if unmet := tables.unmet(entry.needs, values):
+          text = show(unmet, values.get(unmet), values)
+          return _pair(text, entry.condition, values)
+      if path not in values:
+        continue
+      value = values[path]
+      text = show(path, value, values)
+      is_oblong = entry.is_square and len({*value}) > 1
+      if is_oblong or entry.word(values) is fields.NO_WORD:
+        return text
+      is_said = entry.value_name and not (entry.is_noted or entry.is_read_only)
+      config_value = entry.said(config) if is_said and not entry.write else None
+      if isinstance(config_value, list):
+        config_value = tuple(config_value)
+      if config_value is not None and config_value != (value or False):
+        sharing = (x.value_name for x in self.fields if x.key == entry.key)
+        rival = next((x for x in sharing if x not in ('', path)), '')
+        return _pair(text, rival, values)
+    return None
 
   def refusals(self, model: models.Model, image_size: Size) -> dict[str, float]:
     """Returns what of a model has no place, and how much of it each is.
@@ -202,8 +251,8 @@ class Format:
       reason = _other_part(values, self.family) or one_line(e)
       return {reason: 1.0, **_weighed(values, values)}
     changed = _weighed(lost, values)
-    if lacks := self.lacks({**values, 'image_size': image_size}):
-      changed[lacks] = 0.5
+    if lack := self.lack({**values, 'image_size': image_size}):
+      changed[lack] = 0.5
     return changed or {f'the array {path}': 1.0 for path in homeless}
 
   def unnamed(self, values: Values) -> dict[str, float]:
@@ -253,20 +302,18 @@ class Format:
     The second are paths of parameters that have no array. A UserError says that
     what is written cannot be read.
     """
-    channels = 3
     values = values_lib.model_values(model)
-    values |= {'image_size': image_size, 'image_channels': channels}
+    values |= _image(image_size)
+    channels = values['image_channels']
     rules = self.rules(values)
-    shapes: dict[str, tuple[int, ...]] = {}
-    homeless = []
+    parameters, homeless = [], []
     grid = fit.grid(model, image_size)
     for path, shape in fit.expected_shapes(model, grid, channels).items():
       try:
-        entry = tables.entry(rules, path, shape)
+        parameters.append(tables.entry(rules, path, shape))
       except KeyError:
         homeless.append(path)
-      else:
-        shapes |= dict(zip(entry.names, entry.shapes, strict=True))
+    shapes = tables.stored_shapes(parameters)
     arrays = base.Renamed(containers.Arrays(shapes, _no_values))
     config = typed.Json('config.json', self.config(values))
     loader_values = {
@@ -277,6 +324,19 @@ class Format:
     )
     restored = self.describe(file).model
     return values_lib.model_values(restored), homeless
+
+
+def _image(size: Size) -> dict[str, Any]:
+  """Returns what values of images must be there to write a config."""
+  return {'image_size': size, 'image_channels': 3}
+
+
+def _pair(text: str, condition: str, values: Values) -> str:
+  """Returns words for a value that a model cannot have beside another one."""
+  name = condition.partition('&')[0].lstrip('!').partition('=')[0]
+  if not name:
+    return text
+  return f'{text} beside {show(name, values.get(name), values)}'
 
 
 def _no_values(name: str) -> Any:

@@ -150,6 +150,7 @@ pool                {_MAP}/probe?map:cls?token:mean
 pool.gelu           =gelu()  -  noted
 head.pre_logits     pre_logits/kernel[1]
 num_classes         head/kernel[1]
+!                   class_token  pool=token
 """,
   stages=lambda file: (
     file.stages('block#/unit#/', first=1)
@@ -165,9 +166,6 @@ VIT = _format(
   fields=_VIT_FIELDS,
   matches=lambda file: True,
   stored=_stored,
-  lacks=tables.chosen(
-    'class_token&!pool=token  a class token that the pool does not read'
-  ),
 )
 MIXER = _format(
   title="Google's Mixer",

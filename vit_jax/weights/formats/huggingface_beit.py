@@ -6,9 +6,7 @@ classifier reads the mean of the patches, and normalises it, or the class token.
 data2vec has the same layers.
 """
 
-import functools
 import re
-from typing import Any
 
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import fields
@@ -17,7 +15,6 @@ from vit_jax.weights.formats import huggingface_vit as plain
 from vit_jax.weights.formats import objective_tables
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.base import FileFacts
-from vit_jax.weights.formats.base import Values
 
 FORMAT, KIND = 'huggingface', 'beit'
 BARE = 'data2vec-vision'
@@ -78,6 +75,7 @@ pool.norm_after     {_POOLED}.?
 last_norm           {_POOLED}.|{_TOKENS}.?
 >                   use_mean_pooling                   pool=mean|!last_norm
 num_classes         classes()
+!                   num_classes                        last_norm
 """,
   pool,
   plain.classes,
@@ -85,15 +83,6 @@ num_classes         classes()
   changes=plain.SIZES,
   scale=lambda values: float(values['block.layer_scale'] or 0),
 )
-
-
-def header(values: Values) -> dict[str, Any]:
-  """Returns what a config says of the class."""
-  # BEiT's own class without a last norm has one after its pool.
-  if not values['last_norm']:
-    return common.header(BARE, 'Data2VecVisionModel')
-  purpose = 'ForImageClassification' if values['num_classes'] else 'Model'
-  return common.header(KIND, f'Beit{purpose}')
 
 
 BEIT = common.class_format(
@@ -105,12 +94,11 @@ BEIT = common.class_format(
   resize=lambda file: (
     'bicubic' if file.values['positions.learned'] else 'half_pixel'
   ),
-  header=header,
-  stored=functools.partial(common.below, KIND),
-  lacks=common.lacking(
-    'patch_size',
-    text='num_classes&!last_norm  a classifier without a norm before it',
-  ),
+  # BEiT's own class without a last norm has one after its pool.
+  **common.classes(f"""
+!last_norm  {BARE}  Data2VecVisionModel
+-           {KIND}  Beit*
+"""),
 )
 
 

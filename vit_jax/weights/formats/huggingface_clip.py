@@ -112,8 +112,8 @@ has_head_bias     =False
 attention.causal  =True
 end_token         -  eos_token_id!  COUNT default={_LEGACY_END} write=end()
 pool              =pool()
+!                 -  !pool=last
 """,
-    lacks=tables.chosen('!pool=largest&!pool=end  its pool'),
   ),
   SIGLIP: _text_format(
     12,
@@ -135,7 +135,7 @@ def recognises(names: Iterable[str]) -> bool:
 
 def prepare(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
-  return base.Renamed(towers.unpacked(arrays))
+  return base.Renamed(arrays)
 
 
 def describe(
@@ -195,7 +195,7 @@ def objective_table(
   name = CLIP if is_clip else SIGLIP
   words = values_lib.model_values(tower)
   form = _TEXTS[name]
-  if form.unnamed(words) or form.lacks(words):
+  if form.unnamed(words) or form.lack(words):
     return None
   if bool(model.projection) != is_clip or model.has_bias == is_clip:
     return None

@@ -15,7 +15,6 @@ from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.base import Values
 from vit_jax.weights.formats.fields import Entry
 from vit_jax.weights.formats.format import Format
-from vit_jax.weights.formats.format import show
 
 # Keys that not every table has, and that do not change the logits of a trained
 # model: for generation, training, ...
@@ -72,10 +71,28 @@ def header(model_type: str, architecture: str) -> dict[str, Any]:
   }
 
 
-def below(prefix: str, values: Values, name: str) -> str:
-  """Returns the name of an array: below the model's, beside a classifier."""
-  is_alone = 'classifier.' in name or not values['num_classes']
-  return name if is_alone else f'{prefix}.{name}'
+def classes(text: str) -> dict[str, Any]:
+  """Returns the attributes of `Format` that follow from a library's classes.
+
+  A line of the text has a condition (`tables.holds`), or `-`, a `model_type`,
+  and a class, in whose name a star is its purpose. Beside a classifier names of
+  arrays begin with the type.
+  """
+  choose = tables.chosen(text)
+
+  def chosen(values: Values) -> tuple[str, str]:
+    name, architecture = (choose(values) or '').split()
+    purpose = 'ForImageClassification' if values['num_classes'] else 'Model'
+    return name, architecture.replace('*', purpose)
+
+  def stored(values: Values, name: str) -> str:
+    prefix = f'{chosen(values)[0]}.' if values['num_classes'] else ''
+    return name if 'classifier.' in name else prefix + name
+
+  return {
+    'header': lambda values: header(*chosen(values)),
+    'stored': stored,
+  }
 
 
 def activation(values: Values) -> str | None:
@@ -102,6 +119,8 @@ def sizes(
   num_heads: str = 'heads()',
   gelu: str = 'exact',
   is_gate_said: bool = True,
+  patch_kind: str = 'side',
+  image_kind: str = 'side',
 ) -> tuple[Entry, ...]:
   """Returns the entries of a model's sizes, and of its layers.
 
@@ -114,13 +133,15 @@ def sizes(
     num_heads: The number of heads that a config leaves out.
     gelu: The GELU that a config leaves out.
     is_gate_said: Whether `hidden_act` is that of a gated MLP, too.
+    patch_kind: Whether patches must be squares: 'side' or 'square'.
+    image_kind: Whether images must be.
   """
   mlp = f'mlp {gated}' if gated else ''
   words = 'ACTIVATIONS check=gate()' if gated else 'GELUS'
   return fields.table(
     f"""
 hidden_size         {patch}[0]        hidden_size          axes=4
-patch_size          {patch}[2,3]      patch_size           square
+patch_size          {patch}[2,3]      patch_size           {patch_kind}
 depth               {layer}.[#]       num_hidden_layers
 mlp_dim             {layer}.{hidden}  intermediate_size    axes=2
 {mlp}
@@ -131,7 +152,7 @@ mlp.gelu            -                 hidden_act!          {words}
 layer_norm_epsilon  -                 layer_norm_eps!      POSITIVE
                                       default={epsilon}
 >                   num_channels      image_channels
->                   image_size        image_size           square
+>                   image_size        image_size           {image_kind}
 """,
     activation,
     heads=lambda file: base.num_heads(file.values),
@@ -139,21 +160,6 @@ layer_norm_epsilon  -                 layer_norm_eps!      POSITIVE
     GELUS=GELUS,
     ACTIVATIONS=ACTIVATIONS,
   )
-
-
-def lacking(*squares: str, text: str = '') -> Callable[[Values], str | None]:
-  """Returns `Format.lacks`: `text` is as of `tables.chosen`.
-
-  The sides of the sizes must be equal.
-  """
-  choose = tables.chosen(text)
-
-  def lacks(values: Values) -> str | None:
-    sizes = ((name, values[name]) for name in squares)
-    oblong = (show(name, size) for name, size in sizes if len({*size}) > 1)
-    return choose(values) or next(oblong, None)
-
-  return lacks
 
 
 def stated_size(file: FileFacts) -> tuple[int, int] | None:

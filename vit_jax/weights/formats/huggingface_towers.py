@@ -8,7 +8,6 @@ projects CLIP's features to an embedding is not part of the trunk.
 from collections.abc import Sequence
 import dataclasses
 import math
-import operator
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,6 @@ from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.base import Size
-from vit_jax.weights.formats.base import Values
-from vit_jax.weights.formats.format import Arrays
 from vit_jax.weights.formats.format import Format
 
 # Of files with both towers.
@@ -37,6 +34,8 @@ TOWER, _RGB = 'vision_model.', 3
 L = f'{TOWER}encoder.layers.#'
 PATCH = f'{TOWER}embeddings.patch_embedding.weight'
 _HEAD = f'{TOWER}head'
+# PyTorch's attention has queries, keys and values in one array, [3 D, D].
+_PACKED = f'{_HEAD}.attention.in_proj_'
 
 
 def layers(tower: str) -> list[tables.Rule]:
@@ -61,45 +60,16 @@ patch_embedding         {TOWER}embeddings.patch_embedding  conv*
 norm_before             {TOWER}pre_layrnorm                norm*
 norm                    {TOWER}post_layernorm              norm*
 map_head/probe          {_HEAD}.probe
-map_head/query          {_HEAD}.query                      dense*
-map_head/key_value      {_HEAD}.{{key,value}}                parts*
+map_head/query/kernel      {_PACKED}weight@0               dense
+map_head/query/bias        {_PACKED}bias@0                 flat
+map_head/key_value/kernel  {_PACKED}weight@{{1,2}}           kernels
+map_head/key_value/bias    {_PACKED}bias@{{1,2}}             two
 map_head/out            {_HEAD}.attention.out_proj         dense2*
 map_head/norm           {_HEAD}.layernorm                  norm*
 map_head/mlp/up         {_HEAD}.mlp.fc1                    dense*
 map_head/mlp/down       {_HEAD}.mlp.fc2                    dense*
 """),
 ]
-_PARTS = ('query', 'key', 'value')
-_PACKED = f'{_HEAD}.attention.in_proj_'
-
-
-def unpacked(arrays: containers.Arrays) -> containers.Arrays:
-  """Returns arrays with the joint projection of SigLIP's head as three.
-
-  PyTorch's attention has queries, keys and values in one array, [3 D, D].
-  """
-  parts = {}
-  for name, sides in arrays.shapes.items():
-    if name.startswith(_PACKED):
-      d, leaf = sides[0] // 3, name.removeprefix(_PACKED)
-      # Rows that are too many do not fit then.
-      ends = zip(_PARTS, (0, d, 2 * d), (d, 2 * d, None), strict=True)
-      for part, start, end in ends:
-        rows = operator.itemgetter(slice(start, end))
-        parts[f'{_HEAD}.{part}.{leaf}'] = ([name], rows)
-  return base.derived(arrays, parts)
-
-
-def packed(values: Values, arrays: Arrays) -> Arrays:
-  """Returns arrays with the projections of SigLIP's head as one, at the end."""
-  del values
-  joint = dict(arrays)
-  for leaf in ('weight', 'bias'):
-    names = [f'{_HEAD}.{part}.{leaf}' for part in _PARTS]
-    if names[0] in arrays:
-      parts = [joint.pop(name) for name in names]
-      joint[_PACKED + leaf] = np.concatenate(parts)
-  return joint
 
 
 def _convolved(arrays: containers.Arrays) -> containers.Arrays:
@@ -122,7 +92,7 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
   if not any(name.startswith(TOWER) for name in arrays.shapes):
     arrays = base.Renamed(arrays, lambda name: TOWER + name)
-  return base.Renamed(_convolved(unpacked(arrays)))
+  return base.Renamed(_convolved(arrays))
 
 
 def _no_classes(file: FileFacts) -> int:
@@ -187,8 +157,6 @@ num_classes        no_classes()
     resize=lambda file: 'linear_antialias' if _is_any_grid(file) else 'bicubic',
     preprocess=preprocess,
     header=lambda values: common.header(types[0], f'{title}VisionModel'),
-    finish=packed,
-    lacks=common.lacking('patch_size', 'image_size'),
   )
 
 

@@ -6,7 +6,6 @@ MSN has ViT's class under another name; of MAE's files the encoder is read.
 from typing import Any
 
 from absl import logging
-import numpy as np
 
 from vit_jax.models import resnet
 from vit_jax.weights.files import typed
@@ -15,8 +14,6 @@ from vit_jax.weights.formats import huggingface_fields as common
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.base import Values
-from vit_jax.weights.formats.format import Arrays
-from vit_jax.weights.formats.format import show
 
 L = 'encoder.layer.#'
 QKV = f'{L}.attention.attention'
@@ -52,6 +49,8 @@ pre_logits              pooler.dense                  dense*
 DINO_ARRAYS = tables.arrays(f"""
 {COMMON}
 mask_token              embeddings.mask_token         row
+-                       embeddings.mask_token         0[1,hidden_size]
+                        ?registers&!mask_token
 blocks_#/norm1          {L}.norm1                     norm*
 blocks_#/norm2          {L}.norm2                     norm*
 blocks_#/layer_scale1   {L}.layer_scale1.lambda1
@@ -64,7 +63,7 @@ norm                    layernorm                     norm*
 head                    classifier                    dense*
 """)
 
-# model_type -> the pool; and the name in that of its class.
+# model_type -> the pool.
 POOLS = {
   'vit': 'token',
   'deit': 'token',
@@ -72,39 +71,9 @@ POOLS = {
   'vit_mae': 'token',
   'ijepa': 'mean',
 }
-_CLASSES = {
-  'vit': 'ViT',
-  'deit': 'DeiT',
-  'ijepa': 'IJepa',
-  'dinov2': 'Dinov2',
-  'dinov2_with_registers': 'Dinov2WithRegisters',
-}
 MAE = 'ViTMAEForPreTraining'
 DINO_TYPES = ('dinov2', 'dinov2_with_registers')
 TYPES = (*POOLS, *DINO_TYPES, 'dinov3_vit', 'aimv2_vision_model', 'bit')
-
-
-def model_type(values: Values) -> str:
-  """Returns the `model_type` of a model."""
-  if values['pool'] == 'token_and_mean':
-    return 'dinov2_with_registers' if values['registers'] else 'dinov2'
-  if values['pool'] == 'mean':
-    return 'ijepa'
-  return 'deit' if values['distillation_token'] else 'vit'
-
-
-def header(values: Values) -> dict[str, Any]:
-  """Returns what a config says of the class."""
-  name = model_type(values)
-  purpose = 'ForImageClassification' if values['num_classes'] else 'Model'
-  if values['distillation_token'] and values['head.distillation']:
-    purpose += 'WithTeacher'
-  return common.header(name, _CLASSES[name] + purpose)
-
-
-def stored(values: Values, name: str) -> str:
-  """Returns the name of an array: below the model's, beside a classifier."""
-  return common.below(model_type(values), values, name)
 
 
 def classes(file: FileFacts) -> int:
@@ -126,7 +95,9 @@ def has_two_heads(file: FileFacts) -> bool:
 
 
 # Of BEiT, too.
-SIZES = common.sizes(PATCH, L, 'intermediate.dense.weight[0]')
+SIZES = common.sizes(
+  PATCH, L, 'intermediate.dense.weight[0]', image_kind='square'
+)
 FIELDS = fields.table(
   f"""
 pool                -  model_type               POOLS default=token
@@ -140,6 +111,8 @@ head.distillation   has_two_heads()
 head.pre_logits     pre_logits()
 >                   pooler_output_size          pooler()
 >                   encoder_stride              stride()
+!                   pool=mean                   !class_token&!distillation_token
+!                   pool=token                  class_token
 """,
   epsilon,
   classes,
@@ -155,8 +128,8 @@ head.pre_logits     pre_logits()
 )
 
 
-def mlp_ratio(values: Values) -> int | None:
-  """Returns DINOv2's `mlp_ratio`, a whole number; None: none fits."""
+def mlp_ratio(values: Values) -> Any:
+  """Returns DINOv2's `mlp_ratio`, a whole number, if one fits."""
   d, hidden = values['hidden_size'], values['mlp_dim']
 
   def hidden_size(ratio: int) -> int:
@@ -164,7 +137,8 @@ def mlp_ratio(values: Values) -> int | None:
     return (int(d * ratio * 2 / 3) + 7) // 8 * 8 if is_gated else d * ratio
 
   ratios = range(1, 2 * hidden // d + 2)
-  return next((r for r in ratios if hidden_size(r) == hidden), None)
+  fitting = (r for r in ratios if hidden_size(r) == hidden)
+  return next(fitting, fields.NO_WORD)
 
 
 def dino_classes(file: FileFacts) -> int:
@@ -181,18 +155,10 @@ def dino_classes(file: FileFacts) -> int:
   return number
 
 
-def dino_finish(values: Values, arrays: Arrays) -> Arrays:
-  """Returns arrays with a mask token that DINOv2 with registers always has."""
-  if values['mask_token'] or not values['registers']:
-    return arrays
-  name = stored(values, 'embeddings.mask_token')
-  return {**arrays, name: np.zeros((1, values['hidden_size']), np.float32)}
-
-
 DINO_FIELDS = fields.table(
   f"""
-mlp_dim             {L}.mlp.{{weights_out,fc2}}.weight[1]
->                   mlp_ratio                    mlp_ratio()
+mlp_dim             {L}.mlp.{{weights_out,fc2}}.weight[1]  mlp_ratio>
+                    axes=2 write=mlp_ratio()
 attention.qkv_bias  {QKV}.query.bias?            qkv_bias!
 block.layer_scale   -                            layerscale_value
                     NUMBER default=1.0
@@ -224,16 +190,12 @@ VIT = common.class_format(
   ARRAYS,
   FIELDS,
   unread_keys=fields.unread_keys('pooler_act=tanh'),
-  header=header,
-  stored=stored,
-  lacks=common.lacking(
-    'patch_size',
-    text="""
-pool=mean&class_token|pool=mean&distillation_token
-  pool={pool} beside tokens before the patches
-pool=token&!class_token  class_token=False
-""",
-  ),
+  **common.classes("""
+pool=mean                                         ijepa  IJepa*
+num_classes&distillation_token&head.distillation  deit   DeiT*WithTeacher
+distillation_token                                deit   DeiT*
+-                                                 vit    ViT*
+"""),
 )
 DINOV2 = common.class_format(
   DINO_TYPES,
@@ -243,31 +205,14 @@ DINOV2 = common.class_format(
   resize=lambda file: (
     'bicubic_antialias' if file.values['registers'] else 'bicubic'
   ),
-  header=header,
-  stored=stored,
-  finish=dino_finish,
-  lacks=lambda values: (
-    show('mlp_dim', values['mlp_dim'])
-    if mlp_ratio(values) is None
-    else common.lacking('patch_size', 'image_size')(values)
-  ),
+  **common.classes("""
+registers  dinov2_with_registers  Dinov2WithRegisters*
+-          dinov2                 Dinov2*
+"""),
 )
 
 # DINOv3 (arXiv:2508.10104): patches have rotary positions, keys no bias, and
 # there is no classifier.
-
-
-def dinov3_finish(values: Values, arrays: Arrays) -> Arrays:
-  """Returns arrays with those that the class has, of use or not."""
-  d = values['hidden_size']
-  unused: dict[str, np.ndarray] = {}
-  if not values['mask_token']:
-    unused['embeddings.mask_token'] = np.zeros((1, 1, d), np.float32)
-  if not values['registers']:
-    unused['embeddings.register_tokens'] = np.zeros((1, 0, d), np.float32)
-  return {**arrays, **unused}
-
-
 DINOV3 = common.class_format(
   ('dinov3_vit',),
   'DINOv3',
@@ -276,6 +221,8 @@ patch_embedding              embeddings.patch_embeddings     conv*
 class_token                  embeddings.cls_token
 register_tokens              embeddings.register_tokens
 mask_token                   embeddings.mask_token
+-  embeddings.mask_token       0[1,1,hidden_size]  ?!mask_token
+-  embeddings.register_tokens  0[1,0,hidden_size]  ?!registers
 blocks_#/norm1               layer.#.norm1                       norm*
 blocks_#/attention/qkv/bias  layer.#.attention.{q,v}_proj.bias
                              two  ?!attention.key_bias
@@ -320,12 +267,13 @@ num_classes         =0
       gated='layer.#.mlp.gate_proj.?swiglu:mlp use_gated_mlp!'
       ' True:swiglu,False:mlp',
       epsilon='1e-5',
+      patch_kind='square',
+      image_kind='square',
     ),
   ),
   resize='bicubic_antialias',
   unread_keys=fields.unread_keys('proj_bias=True mlp_bias=True'),
   header=lambda values: common.header('dinov3_vit', 'DINOv3ViTModel'),
-  finish=dinov3_finish,
 )
 # AIMv2 (arXiv:2411.14402): norms only scale, one follows the patch embedding,
 # and MLPs are gated. Attention pooling, if there is any, neither projects its
@@ -386,7 +334,6 @@ num_classes         =0
   resize='bicubic_antialias',
   unread_keys=fields.unread_keys('is_native'),
   header=lambda values: common.header(_AIM, 'Aimv2VisionModel'),
-  lacks=common.lacking('patch_size', 'image_size'),
 )
 # BiT (arXiv:1912.11370). transformers counts from 0, we from 1.
 _STEM, _UNIT = 'embedder.convolution.weight', 'encoder.stages.#.layers.#'
@@ -409,7 +356,7 @@ head                           classifier.1                 dense*
     f"""
 stages            stages()  depths
 stem_width        {_STEM}[0]  embedding_size  axes=4
-channels          channels()  hidden_sizes
+channels          channels()  hidden_sizes  write=widths()
 num_groups        -  num_groups!  COUNT default=32
 zero_padded_pool  =True
 num_classes       classifier.1.weight[0]
@@ -419,6 +366,12 @@ num_classes       classifier.1.weight[0]
       'encoder.stages.#.layers.0.conv3.weight', 0, first=0
     ),
     stages=lambda file: file.stages(f'{_UNIT}.', first=0),
+    # A quarter of them is rounded to multiples of 8.
+    widths=lambda values: (
+      fields.NO_WORD
+      if any(x % 32 for x in values['channels'])
+      else [*values['channels']]
+    ),
   ),
   family=resnet.BiT,
   unread_keys=fields.unread_keys(
@@ -434,10 +387,4 @@ num_classes       classifier.1.weight[0]
     'hidden_act': 'relu',
     'width_factor': 1,
   },
-  # It has groups of 32 channels.
-  lacks=lambda values: (
-    show('channels', values['channels'])
-    if any(x % 32 for x in values['channels'])
-    else None
-  ),
 )

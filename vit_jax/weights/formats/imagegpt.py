@@ -143,11 +143,9 @@ IGPT = common.class_format(
     'scale_attn_by_inverse_layer_idx': False,
     'tie_word_embeddings': False,
   },
-  stored=lambda values, name: name if name == _OUTPUT else _PREFIX + name,
-  # Another file has the clusters.
-  finish=lambda values, arrays: {
-    k: x for k, x in arrays.items() if k != _PREFIX + _CLUSTERS
-  },
+  stored=lambda values, name: {_OUTPUT: _OUTPUT, _CLUSTERS: ''}.get(
+    name, _PREFIX + name
+  ),
 )
 
 

@@ -20,7 +20,9 @@ from vit_jax.weights.formats import timm_vit
 def _table(layers: str, prefix: str) -> list[tables.Rule]:
   """Returns the table of a decoder, whose layers are like the trunk's."""
   blocks = [
-    x for x in tables.arrays(layers) if x.path_pattern.startswith('blocks_#/')
+    x
+    for x in tables.arrays(layers)
+    if x.path_pattern.startswith('blocks_#/') and not x.is_read_only
   ]
   return [
     *tables.arrays(f"""

@@ -1,15 +1,11 @@
 """Files of the authors of DINO, DINOv2, DINOv3 and EVA-02, under timm's names.
 
-They have the arrays of timm's models. Some have other names, and some are cut
-or joined in another way.
+Their arrays are those of timm's models, but some have other names. Some are
+apart that timm joins, which its table knows (`timm_vit.LAYERS`).
 """
 
-from collections.abc import Callable
 from collections.abc import Mapping
-import operator
 import re
-
-import numpy as np
 
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
@@ -42,11 +38,7 @@ _CHUNK = r'^blocks\.\d+\.(?=\d+\.)'
 
 
 def as_timm(arrays: containers.Arrays) -> base.Renamed:
-  """Returns the arrays of a file under timm's names.
-
-  Queries, keys and values are one array, unless keys have fewer heads, and so
-  are the two halves of a gated MLP without a norm.
-  """
+  """Returns the arrays of a file under timm's names."""
   is_chunked = any(re.match(_CHUNK + r'\d+\.norm1\.', x) for x in arrays.shapes)
   has_key_bias = any(x.endswith('.attn.k_proj.bias') for x in arrays.shapes)
 
@@ -58,40 +50,7 @@ def as_timm(arrays: containers.Arrays) -> base.Renamed:
       name = _TIMMS_WITHOUT_KEY_BIAS(name)
     return _TIMMS_OF_DINOV3(name) if 'storage_tokens' in arrays.shapes else name
 
-  renamed = base.Renamed(arrays, rename)
-  has_fewer_keys = any(
-    shape != renamed.shapes.get(name.replace('k_proj', 'q_proj'), shape)
-    for name, shape in renamed.shapes.items()
-    if name.endswith('.attn.k_proj.weight')
-  )
-  derivations: dict[str, tuple[list[str], Callable[..., np.ndarray]]] = {}
-
-  def join(name: str, *parts: str) -> None:
-    shapes = [renamed.shapes.get(x) for x in parts]
-    if all(shapes) and len({x[1:] for x in shapes if x}) == 1:
-      derivations[name] = [*parts], lambda *arrays: np.concatenate(arrays)
-
-  for name, shape in renamed.shapes.items():
-    start, _, leaf = name.rpartition('.')
-    if start.endswith('.attn.q_proj') and not has_fewer_keys:
-      start = start.removesuffix('q_proj')
-      join(f'{start}qkv.{leaf}', *(f'{start}{x}_proj.{leaf}' for x in 'qkv'))
-    elif name.endswith('.attn.qkv.bias_mask') and len(shape) == 1:
-      # DINOv3 keeps keys' biases, and masks them.
-      start, d = name.removesuffix('qkv.bias_mask'), shape[0] // 3
-      bias = f'{start}qkv.bias'
-      for x, first in (('q', 0), ('v', 2 * d)):
-        rows = operator.itemgetter(slice(first, first + d))
-        if renamed.shapes.get(bias):
-          derivations[f'{start}{x}_bias'] = [bias], rows
-    elif start.endswith('.mlp.fc1_g'):
-      start = start.removesuffix('fc1_g')
-      norm_names = f'{start}norm.weight', 'patch_embed.norm.weight'  # AIMv2
-      if not any(name in renamed.shapes for name in norm_names):
-        join(f'{start}fc1.{leaf}', *(f'{start}fc1_{x}.{leaf}' for x in 'gx'))
-  if not derivations:
-    return renamed
-  return base.Renamed(base.derived(renamed, derivations), show=renamed.stored)
+  return base.Renamed(arrays, rename)
 
 
 def resize(all_shapes: Mapping[str, base.Shape]) -> str:

@@ -9,12 +9,23 @@ reads a table of them, a rule or a layer a line:
     class_token             cls_token
     blocks_#/attention/out  blocks.#.attn.proj  dense2*
     norm                    fc_norm             norm*  ?pool.norm_after
+    blocks_#/mlp/up         blocks.#.in_proj@0  dense*
+    blocks_#/attention/qkv  blocks.#.in_proj@1  dense*
+
+Several of our arrays may be one in the file: `@0` is its first part, along the
+first axis, `@1` the next. In `@0:columns` the axis is the second, and in
+`@0:sum` the file has the sum, which is read as the first part. `@2/3` is the
+last of three equal parts, of which others may be no parameters.
+
+A line without a path, `-`, is an array that is written alone, since a class has
+it: of `0[1,hidden_size]` all numbers are 0.
 
 Names and shapes are compared before any array is read, so one error reports all
 missing, misshapen and unexpected arrays.
 """
 
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -23,6 +34,7 @@ import dataclasses
 import functools
 import re
 from typing import Any
+from typing import TypeVar
 
 import flax
 import jax
@@ -32,6 +44,7 @@ from vit_jax.config import UserError
 from vit_jax.weights.files import containers
 
 Shape = tuple[int, ...]
+_T = TypeVar('_T')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +118,8 @@ _LAYOUTS = {
   'conv_of_points': reshaped(lambda a: a[None, None]),
   'dense': linear(),
   'dense2': linear(2),
-  # Biases of queries and values.
+  # Kernels, and biases, of queries and values, or of keys and values.
+  'kernels': split(1, linear()),
   'two': split(0, _FLAT),
   # Axes of length 1 that a file lacks, or has beside ours.
   'row': reshaped(lambda a: np.squeeze(a, 0)),
@@ -172,6 +186,9 @@ class Rule:
   # A model's value by which the rule holds (`holds`); '': always.
   condition: str = ''
   factor: int = 1  # number by which ours are multiplied before
+  # Whether the arrays are read where a file has them, and never written.
+  is_read_only: bool = False
+  constant: str = ''  # its number and shape, if it is none of our arrays
 
   def names(self, path: str) -> list[str] | None:
     """Returns the foreign names of our path; None if it does not match."""
@@ -192,9 +209,11 @@ def arrays(text: str, style: str = 'torch', **layouts: Layout) -> list[Rule]:
   Args:
     text: Lines of our path, with `#` for numbers; their name, or several joined
       by `|`; the kind of layer with a star, or of an array's layout; `?` and a
-      condition (`holds`); and `*3-1`, by what numbers are multiplied, and what
-      is added to them. All but the first two may be left out, and the names of
-      parts may have what they share before braces: `attn.{q,k,v}`.
+      condition (`holds`); `*3-1`, by what numbers are multiplied, and what is
+      added to them; and `<` if the arrays are read alone, in place of those of
+      other lines (`Rule.is_read_only`). All but the first two may be left out,
+      and the names of parts may have what they share before braces:
+      `attn.{q,k,v}`.
     style: 'torch' or 'flax'.
     **layouts: Further layouts by name.
   """
@@ -204,13 +223,18 @@ def arrays(text: str, style: str = 'torch', **layouts: Layout) -> list[Rule]:
     path, name_pattern, *columns = line.split()
     names = alternatives(name_pattern)
     condition, kind, factor, offset = '', '', 1, 0
+    is_read_only = '<' in columns
     for column in columns:
       if column.startswith('?'):
         condition = column[1:]
       elif match := re.fullmatch(r'(?:\*(\d+))?([+-]\d+)?', column):
         factor, offset = int(match[1] or 1), int(match[2] or 0)
-      else:
+      elif column != '<':
         kind = column
+    if path == '-':
+      rule = Rule('', tuple(names), condition=condition, constant=kind)
+      rules.append(rule)
+      continue
     if kind.endswith('*'):
       leaves = _leaves(kind[:-1], style, len(names))
     else:
@@ -218,9 +242,17 @@ def arrays(text: str, style: str = 'torch', **layouts: Layout) -> list[Rule]:
     for leaf, their_leaf, layout in leaves:
       full_path = f'{path}/{leaf}' if leaf else path
       after = separator + their_leaf if leaf else ''
-      full_names = tuple(name + after for name in names)
+      full_names = tuple(re.sub('(?=@|$)', after, x, count=1) for x in names)
       rules.append(
-        Rule(full_path, full_names, layout, offset, condition, factor)
+        Rule(
+          full_path,
+          full_names,
+          layout,
+          offset,
+          condition,
+          factor,
+          is_read_only,
+        )
       )
   return rules
 
@@ -289,6 +321,17 @@ def holds(condition: str, values: Mapping[str, Any]) -> bool:
   )
 
 
+def unmet(condition: str, values: Mapping[str, Any]) -> str | None:
+  """Returns the first value by which a condition does not hold; None: it does.
+
+  It has no `|`.
+  """
+  clauses = filter(None, condition.split('&'))
+  failed = (x for x in clauses if not holds(x, values))
+  first = next(failed, None)
+  return first.removeprefix('!').partition('=')[0] if first else None
+
+
 def chosen(text: str) -> Callable[[Mapping[str, Any]], str | None]:
   """Returns what finds the first line of a text whose condition holds, or None.
 
@@ -313,30 +356,112 @@ class Entry:
 
   path: str
   shape: Shape
-  names: tuple[str, ...]
+  names: tuple[str, ...]  # with `@` if they are parts of arrays
   shapes: tuple[Shape, ...]
   layout: Layout
 
 
-def entries(rules: Sequence[Rule], params: Any) -> list[Entry]:
+def entries(
+  rules: Sequence[Rule], params: Any, file_names: Collection[str] = ()
+) -> list[Entry]:
   """Returns what a file must have for our tree of arrays or shapes.
 
-  Layers are unrolled. A KeyError has the path of a parameter without place.
+  Layers are unrolled; `file_names` are as of `entry`. A KeyError has the path
+  of a parameter without place.
   """
   flat = flax.traverse_util.flatten_dict(params, sep='/')
-  return [entry(rules, path, leaf.shape) for path, leaf in flat.items()]
+  return [entry(rules, path, x.shape, file_names) for path, x in flat.items()]
 
 
-def entry(rules: Sequence[Rule], path: str, shape: Shape) -> Entry:
-  """Returns the entry of one parameter; a KeyError: it has no place."""
-  for rule in rules:
-    names = rule.names(path)
-    if names is not None:
-      # A broadcast scalar: the layout's functions then give the shapes.
-      probe = np.broadcast_to(np.float32(0), shape)
-      shapes = tuple(a.shape for a in rule.layout.to_theirs(probe))
-      return Entry(path, shape, tuple(names), shapes, rule.layout)
-  raise KeyError(path)
+def entry(
+  rules: Sequence[Rule],
+  path: str,
+  shape: Shape,
+  file_names: Collection[str] = (),
+) -> Entry:
+  """Returns the entry of one parameter; a KeyError: it has no place.
+
+  `file_names` are those of the arrays of a file that is read.
+  """
+  matches = [(x, names) for x in rules if (names := x.names(path))]
+  matches = [
+    (rule, names)
+    for rule, names in matches
+    if rule.is_read_only
+    and all(x.partition('@')[0] in file_names for x in names)
+  ] or [x for x in matches if not x[0].is_read_only]
+  if not matches:
+    raise KeyError(path)
+  rule, names = matches[0]
+  # A broadcast scalar: the layout's functions then give the shapes.
+  probe = np.broadcast_to(np.float32(0), shape)
+  shapes = tuple(a.shape for a in rule.layout.to_theirs(probe))
+  return Entry(path, shape, tuple(names), shapes, rule.layout)
+
+
+def stored_shapes(parameters: Iterable[Entry]) -> dict[str, Shape]:
+  """Returns the shapes of the arrays of a file, by name."""
+  parts = _part_shapes(parameters)
+  return {name: _joined_shape(shapes) for name, shapes in parts.items()}
+
+
+def _part_shapes(parameters: Iterable[Entry]) -> dict[str, dict[str, Shape]]:
+  shapes: dict[str, Shape] = {}
+  for parameter in parameters:
+    shapes |= zip(parameter.names, parameter.shapes, strict=True)
+  return _by_array(shapes)
+
+
+def _by_array(parts: Mapping[str, _T]) -> dict[str, dict[str, _T]]:
+  """Returns what is said of parts, by array of the file, in their order."""
+  arrays: dict[str, dict[str, _T]] = {}
+  for name in sorted(parts, key=lambda x: x.partition('@')[2]):
+    arrays.setdefault(name.partition('@')[0], {})[name] = parts[name]
+  return arrays
+
+
+def _axis(part: str) -> int | None:
+  """Returns the axis along which a part is joined; None: they are added."""
+  return {'': 0, 'columns': 1, 'sum': None}[part.partition(':')[2]]
+
+
+def _equal_parts(part: str) -> int:
+  """Returns of how many equal parts a part is one; 0: they may differ."""
+  return int(part.partition('@')[2].partition('/')[2] or 0)
+
+
+def _joined_shape(shapes: Mapping[str, Shape]) -> Shape:
+  name, shape = next(iter(shapes.items()))
+  axis = _axis(name)
+  if axis is None or '@' not in name:
+    return shape
+  length = _equal_parts(name) * shape[axis]
+  length = length or sum(x[axis] for x in shapes.values())
+  return (*shape[:axis], length, *shape[axis + 1 :])
+
+
+def _joined(parts: Mapping[str, np.ndarray]) -> np.ndarray:
+  arrays, axis = [*parts.values()], _axis(next(iter(parts)))
+  if axis is None:
+    return sum(arrays[1:], arrays[0])
+  return np.concatenate(arrays, axis)
+
+
+def _cut(
+  array: np.ndarray, part: str, shapes: Mapping[str, Shape]
+) -> np.ndarray:
+  """Returns a part of a file's array, of which all have these shapes."""
+  if '@' not in part:
+    return array
+  array, axis = array.reshape(_joined_shape(shapes)), _axis(part)
+  if count := _equal_parts(part):
+    number = int(part.partition('@')[2].partition('/')[0])
+    return np.split(array, count)[number]
+  names = [*shapes]
+  if axis is None:
+    return array if part == names[0] else np.zeros_like(array)
+  ends = np.cumsum([x[axis] for x in shapes.values()])[:-1]
+  return np.split(array, ends, axis)[names.index(part)]
 
 
 def read(
@@ -362,28 +487,32 @@ def read(
     UserError: Arrays are missing, misshapen, not finite, or unexpected; the
       message names all of them.
   """
-  parameters = entries(rules, abstract)
-  problems = _differences(parameters, arrays.shapes, ignored, stored)
+  parameters = entries(rules, abstract, arrays.shapes)
+  parts = _part_shapes(parameters)
+  needed = {name: _joined_shape(shapes) for name, shapes in parts.items()}
+  problems = _differences(needed, arrays.shapes, ignored, stored)
   # After a fault the other arrays are still checked, to report all faults.
   faults = [
     f'{k}: {", ".join(names)}' for k, names in problems.items() if names
   ]
-  params, infinite = {}, []
+  params, infinite = {}, {}
   for parameter in parameters:
     file_arrays = []
-    for name, shape in zip(parameter.names, parameter.shapes, strict=True):
-      if not _fits(arrays.shapes.get(name), shape):
+    for part in parameter.names:
+      name = part.partition('@')[0]
+      if not _fits(arrays.shapes.get(name), needed[name]):
         continue
-      file_arrays.append(arrays.read(name))
-      if not np.isfinite(file_arrays[-1]).all():
-        infinite.append(stored(name))
+      array = _cut(arrays.read(name), part, parts[name])
+      if not np.isfinite(array).all():
+        infinite[stored(name)] = None
+      file_arrays.append(array)
     if not faults:
       array = parameter.layout.to_ours(file_arrays, parameter.shape)
       # Wait for the copy: otherwise several arrays are in memory twice.
       params[parameter.path] = jax.device_put(
         np.asarray(array, np.float32, order='C')
       ).block_until_ready()
-      del array
+      del array, file_arrays
   if infinite:
     faults.append(f'not finite: {", ".join(infinite)}')
   if faults:
@@ -392,23 +521,21 @@ def read(
 
 
 def _differences(
-  parameters: Iterable[Entry],
+  needed: Mapping[str, Shape],
   shapes: Mapping[str, Shape],
   ignored: str,
   stored: Callable[[str], str],
 ) -> dict[str, list[str]]:
-  missing, misshapen, used = [], [], set()
-  for parameter in parameters:
-    for name, shape in zip(parameter.names, parameter.shapes, strict=True):
-      used.add(name)
-      if name not in shapes:
-        missing.append(f'{stored(name)} {shape}')
-      elif not _fits(shapes[name], shape):
-        misshapen.append(f'{stored(name)} {shapes[name]} instead of {shape}')
+  missing, misshapen = [], []
+  for name, shape in needed.items():
+    if name not in shapes:
+      missing.append(f'{stored(name)} {shape}')
+    elif not _fits(shapes[name], shape):
+      misshapen.append(f'{stored(name)} {shapes[name]} instead of {shape}')
   extra = [
     stored(name)
     for name, shape in shapes.items()
-    if name not in used and not re.fullmatch(ignored, name) and 0 not in shape
+    if name not in needed and not re.fullmatch(ignored, name) and 0 not in shape
   ]
   return {'missing': missing, 'misshapen': misshapen, 'unknown': extra}
 
@@ -421,10 +548,28 @@ def _fits(stored_shape: Shape | None, needed_shape: Shape) -> bool:
 
 
 def write(
-  rules: Sequence[Rule], params: Any
+  rules: Sequence[Rule], params: Any, values: Mapping[str, Any] | None = None
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Yields the arrays of a file, in our tree's order, as views of ours."""
+  """Yields the arrays of a file, in our tree's order, as views of ours.
+
+  Arrays that are joined come last, and then those that are none of ours, whose
+  sides are `values` of the model.
+  """
   flat = flax.traverse_util.flatten_dict(params, sep='/')
+  parts: dict[str, np.ndarray] = {}
   for parameter in entries(rules, params):
     file_arrays = parameter.layout.to_theirs(np.asarray(flat[parameter.path]))
-    yield from zip(parameter.names, file_arrays, strict=True)
+    for name, array in zip(parameter.names, file_arrays, strict=True):
+      if '@' in name:
+        parts[name] = array
+      else:
+        yield name, array
+  for name, arrays in _by_array(parts).items():
+    yield name, _joined(arrays)
+  for rule in rules if values else ():
+    for name in rule.name_patterns if rule.constant else ():
+      number, sides = rule.constant.removesuffix(']').split('[')
+      shape = [int(values.get(x, x)) for x in sides.split(',')]
+      array = np.full(shape, number, np.float32)
+      for i in range(values['depth'] if '#' in name else 1):
+        yield numbered(name, [i]), array

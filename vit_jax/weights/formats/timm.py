@@ -154,9 +154,9 @@ def _crop_pct(preprocess: data.Preprocess) -> float:
 def notes(kind: Format, values: Values) -> list[str]:
   """Returns notes on where timm's code differs or does not suffice."""
   notes = []
-  if obstacle := kind.obstacle(values):
+  if unsaid := kind.unsaid(values):
     notes.append(
-      f'timm has no architecture for {obstacle}: `create_model` alone does not'
+      f'timm has no architecture for {unsaid}: `create_model` alone does not'
       ' rebuild this model; construct its class, and load the state dict'
     )
   if timm_parallel.has_one_output(values):
@@ -195,7 +195,7 @@ arrays = safetensors.torch.load_file('{directory}/{file}')
 model.load_state_dict({{
     name.replace('head.', 'head.2.').replace('pre_logits.fc.', 'head.0.'): array
     for name, array in arrays.items()}})"""
-  elif kind.obstacle(values):
+  elif kind.unsaid(values):
     code = f"""\
 import safetensors.torch
 state_dict = safetensors.torch.load_file('{directory}/{file}')"""

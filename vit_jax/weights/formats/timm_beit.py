@@ -45,7 +45,8 @@ blocks_#/attention/relative_position_bias  {_LAYERS}
 mlp.gelu            =exact
 attention.qkv_bias  blocks.#.attn.{{q_bias,qkv.bias}}?  .qkv_bias!
 num_heads           {_TABLES}[1]           .num_heads
-block.layer_scale   blocks.#.gamma_1?1e-5:None
+block.layer_scale   blocks.#.gamma_1?1e-5:None  .init_values>
+                    write=init_values()
 class_token         =True
 mask_token          mask_token?
 last_norm           =True
@@ -57,20 +58,18 @@ positions.relative_bias.shared  {_SHARED}?
 >                   .use_rel_pos_bias         !positions.relative_bias.shared
 >                   .use_shared_rel_pos_bias  positions.relative_bias.shared
 pool.norm_after     fc_norm.weight?        .use_fc_norm!
+!  attention.qkv_bias  !attention.key_bias
 -  attention.qk_norm registers
 """,
+    timm_vit.init_values,
     changes=timm_vit.TOKEN_OR_MEAN,
     below='model_args',
   ),
   matches=lambda file: file.has(_TABLES),
   resize=lambda file: 'geometric',
-  header=timm_vit.named("""
+  names=timm_vit.named("""
 hidden_size=1024  beit_large_patch16_224
 -                 beit_base_patch16_224
-"""),
-  lacks=tables.chosen("""
-attention.qkv_bias&attention.key_bias
-  attention(key_bias=True) beside relative_bias
 """),
 )
 RELPOS = dataclasses.replace(
@@ -104,11 +103,8 @@ positions.relative_mlp_bias.shared      {_MLP}?     .shared_rel_pos
     **timm_vit.PLAIN.unread_keys,
     **fields.unread_keys('act_layer=gelu rel_pos_type=mlp'),
   },
-  header=timm_vit.named("""
+  names=timm_vit.named("""
 block=post_norm  vit_relpos_base_patch16_rpn_224
 -                vit_relpos_base_patch16_224
-"""),
-  lacks=tables.chosen("""
-block=post_norm&block.layer_scale  post_norm(layer_scale)
 """),
 )

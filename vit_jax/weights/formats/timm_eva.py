@@ -145,6 +145,13 @@ def is_rotary(file: FileFacts) -> bool:
   return bool(options)
 
 
+def attention(file: FileFacts) -> str:
+  """Returns which attention there is: keys may have fewer heads in a layer."""
+  names = (f'blocks.{i}.attn.' for i in range(file.count(B)))
+  shapes = ([file.shape(f'{x}{y}_proj.weight') for y in 'kq'] for x in names)
+  return 'grouped' if any(k != q for k, q in shapes) else 'attention'
+
+
 def key_heads(file: FileFacts) -> tuple[int | None, int | None]:
   """Returns how many heads keys have, and the full layers at each end."""
   depth, heads = file.values['depth'], file.values['num_heads']
@@ -189,30 +196,31 @@ def grid_word(values: Values) -> Any:
 
 FIELDS = fields.table(
   """
->                   .mlp_ratio  mlp_ratio()
+mlp_dim             mlp_dim()  .mlp_ratio>  write=mlp_ratio()
 block               -           .use_post_norm  True:post_norm,False:block
                     default=~eva02_enormous_?post_norm:block
 mlp                 mlp()       .swiglu_mlp     True:swiglu,False:mlp
 mlp.hidden_norm     blocks.#.mlp.norm.?         .scale_mlp
 mlp.gelu            =exact
 mlp.bias            =True
-attention           blocks.#.attn.k_proj.weight?grouped:attention  .qkv_fused
-                    False:grouped,True:attention
+attention           attention()  .qkv_fused  False:grouped,True:attention
 attention.qkv_bias  blocks.#.attn.{q_bias,qkv.bias,k_proj.bias}?   .qkv_bias
 attention.out_bias  =True
 attention.out_norm  blocks.#.attn.norm.?        .scale_attn_inner
-block.layer_scale   blocks.#.gamma_1?1e-5:None
->                   .init_values  init_values()
+block.layer_scale   blocks.#.gamma_1?1e-5:None  .init_values>
+                    write=init_values()
 norm                blocks.0.norm1.bias?layer_norm:rms_norm
 layer_norm_epsilon  =epsilon()    -  noted
 class_token         cls_token?    .class_token
 registers           reg_token[1]  .num_reg_tokens
 patches             =patches
+patches.bias        patch_embed.proj.bias?      .use_pre_transformer_norm
+                    True:False,False:True default=True
 pre_norm            norm_pre.?    .use_pre_transformer_norm
 last_norm           {norm,fc_norm}.weight?  .use_post_transformer_norm
                     write=last_norm&!pool.norm_after
 positions.learned   pos_embed?    .use_abs_pos_emb
-attention.key_bias  blocks.#.attn.q_bias?False:True
+attention.key_bias  blocks.#.attn.{q_bias,qkv.bias_mask}?False:True
 attention.key_heads key_heads()
 attention.full_layers  full_layers()
 >                   .num_kv_heads  key_heads_word()
@@ -231,12 +239,26 @@ pool.norm_after     fc_norm.weight?      .use_fc_norm!
 pool.prefix         attn_pool.latent?
 pool.num_heads      -  .attn_pool_num_heads!  COUNT
                     default=~vit_pe_core_?8:None write=pool_heads_word()
->                   .attn_pool_mlp_ratio  pool_ratio()
+pool.mlp_dim        pool_width()  .attn_pool_mlp_ratio>  write=pool_ratio()
 num_classes         head.weight[0]
+!  !block=block
+   norm=layer_norm&!attention=grouped&!attention.qk_norm
+!  pool=map  norm=layer_norm
 -  block.count distillation_token patches.stages patches.width head.norm
-   head.pre_logits head.distillation
+   head.pre_logits head.distillation !patches=normed !mlp=swiglu
+   !distillation_token !distillation_token&head.distillation
 """,
-  *(timm_vit.mlp, epsilon, key_heads_word, is_rotary, grid_word),
+  *(
+    attention,
+    timm_vit.mlp,
+    timm_vit.mlp_dim,
+    timm_vit.pool_ratio,
+    timm_vit.pool_width,
+    epsilon,
+    key_heads_word,
+    is_rotary,
+    grid_word,
+  ),
   changes=timm_vit.FIELDS,
   below='model_args',
   mlp_ratio=lambda values: base.ratio(values['mlp_dim'], values['hidden_size']),
@@ -261,11 +283,6 @@ positions.rope                                                   ij
     if values['pool'] == 'map'
     else None
   ),
-  pool_ratio=lambda values: (
-    values.get('pool.mlp_dim', values['mlp_dim']) / values['hidden_size']
-    if values['pool'] == 'map'
-    else None
-  ),
   # None: that of a model without RoPE.
   rotate_half=lambda values: (
     values[f'{_ROPE}.kind'] == 'dinov3' if values[_ROPE] else None
@@ -281,10 +298,12 @@ def matches(file: FileFacts) -> bool:
   """Whether a file is of this class: its names differ from a ViT's."""
   if file.has('patch_embed.norm.weight'):  # AIMv2 has some of the names, too
     return False
-  signs = 'attn.q_bias', 'attn.k_proj.weight', 'gamma_1', 'mlp.fc1_g.weight'
+  signs = 'attn.q_bias', 'attn.qkv.bias_mask', 'gamma_1'
   name = timm_names.architecture(file.config)
   is_named = any(re.match(pattern, name) for pattern, _ in _BY_NAME)
-  return is_named or any(file.has(B + sign) for sign in signs)
+  has_apart = file.has(B + 'mlp.fc1_g.weight') and file.has(B + 'mlp.norm.')
+  is_other = has_apart or attention(file) == 'grouped'
+  return is_named or is_other or any(file.has(B + sign) for sign in signs)
 
 
 EVA = dataclasses.replace(
@@ -299,22 +318,10 @@ EVA = dataclasses.replace(
       'rope_jitter_coords rope_rescale_coords rope_shift_coords swiglu_align_to'
     ),
   },
-  header=timm_vit.named("""
+  names=timm_vit.named("""
 norm=rms_norm                     vit_base_patch16_sapiens2
 pre_norm&positions.rope.grid      vit_pe_core_base_patch16_224
 positions.rope.kind=dinov3        vit_base_patch16_dinov3
 -                                 eva02_base_patch14_224
-"""),
-  lacks=tables.chosen("""
-pre_norm&patches.bias             pre_norm=True beside patches(bias=True)
-!pre_norm&!patches.bias           pre_norm=False beside patches(bias=False)
-positions.learned.tokens=class    learned(tokens='class')
-pool=map&norm=rms_norm            attention pooling beside norm='rms_norm'
-!block=block&block.layer_scale
-  post_norm(layer_scale={block.layer_scale})
-!block=block&attention.qk_norm
-  attention(qk_norm=True) beside block='post_norm'
-!block=block&norm=rms_norm        norm='rms_norm' beside block='post_norm'
-!block=block&attention=grouped    attention='grouped' beside block='post_norm'
 """),
 )

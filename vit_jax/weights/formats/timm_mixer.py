@@ -1,6 +1,7 @@
 """timm's MlpMixer, and its ResNetV2, as BiT has it."""
 
 from collections.abc import Mapping
+import functools
 from typing import Any
 
 from vit_jax import models
@@ -17,7 +18,6 @@ from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_vit
 from vit_jax.weights.formats.base import FileFacts
 from vit_jax.weights.formats.base import Size
-from vit_jax.weights.formats.base import Values
 from vit_jax.weights.formats.format import Format
 
 _PATCHES, _STEM = 'stem.proj.weight', 'stem.conv.weight'
@@ -56,7 +56,6 @@ def _format(
   names: Mapping[str, str],
   default_name: str,
   sizes: str,
-  noun: str,
   unread_keys: str,
   **attributes: Any,
 ) -> Format:
@@ -64,19 +63,21 @@ def _format(
 
   Args:
     names: Our names of published models, and timm's.
-    default_name: Ours of the one that is written where there is none.
+    default_name: Timm's of the one that is written where there is none.
     sizes: The values that each name has.
-    noun: Words for the class.
     unread_keys: As of `Format`.
     **attributes: Further ones of `Format`.
   """
 
-  def name(values: Values) -> str | None:
-    for model_name, timms_name in names.items():
+  @functools.cache
+  def rows() -> list[tuple[str, str]]:
+    conditions = []
+    for model_name in names:
       published = values_lib.model_values(models.create_model(model_name))
-      if all(values[x] == published[x] for x in sizes.split()):
-        return timms_name
-    return None
+      texts = [f'{x}={published[x]}' for x in sizes.split()]
+      conditions.append('&'.join(texts).replace(' ', ''))
+    rows = zip(conditions, names.values(), strict=True)
+    return [*rows, ('', default_name)]
 
   return Format(
     preprocess=timm_names.preprocess,
@@ -86,20 +87,16 @@ def _format(
     unread_keys=fields.unread_keys(
       f'{timm_names.COMMON} {unread_keys} global_pool=avg'
     ),
-    header=lambda values: {
-      'architecture': name(values) or names[default_name],
-      'global_pool': 'avg',
-    },
-    obstacle=lambda values: None if name(values) else f'{noun} of this size',
+    header=lambda values: {'global_pool': 'avg'},
+    names=rows,
     **attributes,
   )
 
 
 MIXER = _format(
   {x: f'mixer_{x[6].lower()}{x[8:]}_224' for x in zoo_mixer.NAMES},
-  'Mixer-B/16',
+  'mixer_b16_224',
   'patch_size hidden_size block.tokens_mlp_dim mlp_dim depth',
-  'a Mixer',
   'embed_dim mlp_ratio nlhb num_blocks patch_size act_layer=gelu'
   + timm_names.LAYER_NORM,
   title="timm's MlpMixer",
@@ -136,9 +133,8 @@ layer_norm_epsilon    =1e-6   -  noted
 )
 BIT = _format(
   {x: f'resnetv2_{x[5:]}_bit' for x in zoo_bit.NAMES},
-  'BiT-R50x1',
+  'resnetv2_50x1_bit',
   'stages stem_width channels num_groups zero_padded_pool',
-  'a BiT',
   'channels layers stem_chs stem_type width_factor zero_init_last'
   ' act_layer=relu bottle_ratio=0.25 output_stride=32 preact=True',
   title="timm's ResNetV2",

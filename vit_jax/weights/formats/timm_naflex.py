@@ -206,7 +206,7 @@ positions.factorized  factorized
         ' patchify_channels_last=True pos_embed=learned|factorized|none'
       ),
     },
-    'header': timm_vit.named("""
+    'names': timm_vit.named("""
 pool=map  naflexvit_base_patch16_map
 -         naflexvit_base_patch16_gap
 """),

@@ -17,7 +17,7 @@ _FOREIGN_ARRAYS = (
   ),
   (r'blocks\.\d+\.attn\.lambda_[ab]', 'another attn_layer'),
   (r'blocks\.\d+\.attn\.rel_pos_[hw]', 'windows of attention, as samvit'),
-  (r'blocks\.\d+\.(attns|ffns|in_proj|out_proj)\..*', 'another block_fn'),
+  (r'blocks\.\d+\.(attns|ffns)\..*', 'another block_fn'),
   (r'blocks\.\d+\.(linear_tokens|mlp_channels\.gate)\b.*', 'a block_layer'),
   # MoCo v3 and the probes of MAE have others in their heads.
   (

@@ -4,6 +4,7 @@ Its layers may have their parts beside each other (`timm_parallel`).
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import dataclasses
 import re
 from typing import Any
@@ -26,8 +27,14 @@ from vit_jax.weights.formats.base import Values
 from vit_jax.weights.formats.fields import NULL
 from vit_jax.weights.formats.format import Format
 
-# Of all of timm's classes with layers of attention.
+# Of all of timm's classes with layers of attention. Authors have some of their
+# arrays apart, or with a mask (`originals`).
 LAYERS = """
+blocks_#/attention/qkv                 blocks.#.attn.{q,k,v}_proj  parts*  <
+blocks_#/attention/qkv/bias
+  blocks.#.attn.qkv.bias@0/3|blocks.#.attn.qkv.bias@2/3  two  <
+  ?!attention.key_bias
+blocks_#/mlp/up                        blocks.#.mlp.fc1_{g,x}      halves* <
 patch_embedding                        patch_embed.proj          conv*
 class_token                            cls_token
 distillation_token                     dist_token
@@ -79,7 +86,7 @@ _DIFFERENCE = 'blocks_#/attention/difference'
 # AIMv2's layers have the halves of a gated MLP apart; a probe of MAE's code, a
 # BatchNorm before its head.
 _VIT = f"""
-blocks_#/norm1   blocks.#.in_norm          norm*    ?block=parallel
+{timm_parallel.LAYERS}
 blocks_#/mlp/up  blocks.#.mlp.fc1_{{g,x}}  halves*  ?mlp=swiglu&patches=normed
 head_norm/mean        head.0.running_mean
 head_norm/var         head.0.running_var
@@ -117,9 +124,16 @@ POOLS = {'token': 'token', 'avg': 'mean', 'map': 'map'}
 
 def mlp(file: FileFacts) -> str:
   """Returns which MLP the layers have: that of a gate is twice as wide."""
-  hidden = file.size(B + 'mlp.fc2.weight', 1)
+  hidden = file.values['mlp_dim']
   is_wide = file.size(B + 'mlp.fc1.weight', 0) == 2 * hidden
   return 'swiglu' if is_wide or file.has(B + 'mlp.fc1_g.weight') else 'mlp'
+
+
+def mlp_dim(file: FileFacts) -> int:
+  """Returns the hidden size, also beside attention with one output layer."""
+  if inputs := file.size(B + 'out_proj.weight', 1):
+    return max(inputs - file.values['hidden_size'], 0)
+  return file.shape(B + 'mlp.fc2.weight', 2)[1]
 
 
 def block(file: FileFacts) -> str:
@@ -254,70 +268,94 @@ def pool_width(file: FileFacts) -> int | None:
   return None if hidden == file.values['mlp_dim'] else hidden or None
 
 
+def init_values(values: Values) -> Any:
+  """Returns timm's `init_values`, which that of the name is if none is said.
+
+  Without LayerScale it is 0, or in a parallel block null.
+  """
+  none = NULL if values['block'] == 'parallel' else 0.0
+  return values['block.layer_scale'] or none
+
+
+def pool_ratio(values: Values) -> float | None:
+  """Returns timm's `attn_pool_mlp_ratio`; None: there is no such pool."""
+  if values['pool'] != 'map':
+    return None
+  hidden = values.get('pool.mlp_dim', values['mlp_dim'])
+  return base.ratio(hidden, values['hidden_size'])
+
+
 FIELDS = fields.table(
   f"""
 hidden_size          patch_embed.proj.weight[0]    .embed_dim   axes=4
 patch_size           patch_embed.proj.weight[2,3]  .patch_size  square
-mlp_dim              blocks.#.mlp.fc2.weight[1]    -  axes=2
->                    .mlp_ratio  mlp_ratio()
+mlp_dim              mlp_dim()  .mlp_ratio>  write=mlp_ratio()
 depth                blocks.#.[#]                  .depth
 >                    .img_size   image_size
 >                    .in_chans   image_channels
-block                block()
+block                block()                       -  named
 block.count          blocks.0.branch_#.[#]         -  else=None
-mlp                  mlp()
+mlp                  mlp()                         -  named
 mlp.hidden_norm      blocks.#.mlp.norm.?           .scale_mlp_norm
 mlp.gelu             -  .act_layer  GELUS default=gelu() check=gate()
-mlp.bias             blocks.#.mlp.fc2.bias?
+mlp.bias             blocks.#.{{mlp.fc2,out_proj}}.bias?
+                     .proj_bias   default=True
 attention            blocks.#.attn.lambda_q1?differential:attention  .attn_layer
                      attn:attention,diff:differential default=attention
-attention.qkv_bias   blocks.#.attn.qkv.bias?       .qkv_bias!
-attention.out_bias   blocks.#.attn.proj.bias?      .proj_bias   default=True
+attention.qkv_bias   blocks.#.{{attn.qkv,attn.q_proj,in_proj}}.bias?
+                     .qkv_bias!
+attention.out_bias   blocks.#.{{attn.proj,out_proj}}.bias?
+                     .proj_bias   default=True
 attention.qk_norm    blocks.#.attn.q_norm.?        .qk_norm!
 attention.out_norm   blocks.#.attn.norm.?          .scale_attn_norm
 num_heads            -  .num_heads!  COUNT default=heads()
-block.layer_scale    blocks.#.ls1.gamma?1e-5:None
->                    .init_values  init_values()
+block.layer_scale    blocks.#.ls1.gamma?1e-5:None  .init_values>
+                     write=init_values()
 norm                 norm()
                      .norm_layer!  NORMS default=layer_norm write=norm_word()
 layer_norm_epsilon   -  norm_kwargs.eps?  POSITIVE default=epsilon() noted
 class_token          cls_token?                    .class_token!
-distillation_token   dist_token?
+distillation_token   dist_token?                   -  named
 registers            reg_token[1]                  .reg_tokens!
 mask_token           has_mask_token()              -  read_only
 patches              patch_embed.norm.?normed:{_BACKBONE}.?hybrid:patches
+                     -  named
 patches.stages       stages()
 patches.width        {_BACKBONE}.{{stem.conv,conv}}.weight[0]  -  else=None
-patches.bias         patch_embed.proj.bias?
+patches.bias         patch_embed.proj.bias?        .pre_norm
+                     True:False,False:True default=True
 pre_norm             norm_pre.?                    .pre_norm
 last_norm            {{norm,fc_norm}}.weight?      .final_norm  default=True
 positions.learned    pos_embed?  .pos_embed
                      none:False,:False,learn:True  default=True
-positions.learned.tokens  positioned()
->                    .no_embed_class  positions.learned.tokens=patches
+positions.learned.tokens  positioned()  .no_embed_class
+                     True:patches,False:all
 pool                 pool()                        .global_pool!  POOLS
 >                    global_pool  pool  POOLS
 pool.norm_after      fc_norm.weight?  .fc_norm!  write=pool.norm_after=True
 pool.prefix          -  .pool_include_prefix  default=~test_vit3$?
 pool.query           =True
 pool.bias            =True
-pool.mlp_dim         pool_width()
+pool.mlp_dim         pool_width()                  -  named
 pool.gelu            @mlp.gelu
-head.norm            head.0.running_mean?batch:none
+head.norm            head.0.running_mean?batch:none  -  named
 num_classes          num_classes()
-head.pre_logits      pre_logits.fc.weight[0]
+head.pre_logits      pre_logits.fc.weight[0]       -  named
 head.distillation    has_two_heads()
+!  patches=normed  norm=rms_norm&mlp=swiglu
+!  pool=map  norm=layer_norm&mlp=mlp
+!  mlp=swiglu  !mlp.hidden_norm
+!  distillation_token  !registers&positions.learned.tokens=all&head.distillation
+!  distillation_token&head.distillation  !head.pre_logits
+!  !block=block
+   mlp=mlp&!mlp.hidden_norm&!attention.out_norm&mlp.bias&attention.out_bias
+   &!distillation_token&patches=patches
+!  block=post_norm  !block.layer_scale
 """,
-  *(block, mlp_ratio, mlp, gelu, norm, heads, epsilon),
+  *(block, mlp_ratio, mlp_dim, init_values, mlp, gelu, norm, heads, epsilon),
   *(has_mask_token, stages, positioned, pool, pool_width),
   below='model_args',
   gate=fields.check_gate(A + 'act_layer'),
-  # Which that of the name is if nothing is said. Without LayerScale it is 0, or
-  # in a parallel block null.
-  init_values=lambda values: (
-    values['block.layer_scale']
-    or (NULL if values['block'] == 'parallel' else 0.0)
-  ),
   num_classes=lambda file: file.size(
     'head.1.weight' if file.values['head.norm'] == 'batch' else 'head.weight', 0
   ),
@@ -346,10 +384,15 @@ layer_norm_epsilon  =1e-6  -  noted
 patches             =patches
 patches.bias        =True
 num_classes         head.weight[0]
+positions.learned.tokens  positioned()
+pool.mlp_dim        pool_width()  .attn_pool_mlp_ratio>  write=pool_ratio()
 -  block block.count mlp mlp.hidden_norm attention attention.out_norm
-   distillation_token patches.stages patches.width pre_norm .no_embed_class
-   head.norm head.pre_logits head.distillation
+   distillation_token patches.stages patches.width pre_norm
+   head.norm head.pre_logits head.distillation !patches=normed !pool=map
+   !mlp=swiglu !distillation_token !distillation_token&head.distillation
+   !!block=block
 """,
+  *(positioned, pool_ratio, pool_width),
   changes=FIELDS,
   below='model_args',
 )
@@ -364,53 +407,11 @@ pool  pool()  .global_pool!  token:token,avg:mean
   below='model_args',
 )
 
-# What timm's class has no place for, though its arrays have.
-lacks = tables.chosen("""
-patches=normed&!norm=rms_norm|patches=normed&!mlp=swiglu
-  a norm after the patch embedding, unless as in AIMv2
-pool=map&!norm=layer_norm|pool=map&!mlp=mlp
-  attention pooling beside norm={norm} and mlp={mlp}
-mlp=swiglu&mlp.hidden_norm        swiglu(hidden_norm=True)
-pre_norm&patches.bias
-  pre_norm=True after a patch embedding with a bias
-!pre_norm&!patches.bias           patches(bias=False)
-positions.learned.tokens=class    learned(tokens='class')
-distillation_token&registers      registers beside a distillation token
-distillation_token&!positions.learned.tokens=all
-  a distillation token without a position
-distillation_token&!head.distillation  a distillation token without a head
-distillation_token&head.pre_logits     linear(pre_logits=...) before two heads
-!block=block&!mlp=mlp             mlp={mlp} beside block={block}
-block=post_norm&block.layer_scale
-  post_norm(layer_scale={block.layer_scale})
-!block=block&mlp.hidden_norm      mlp(hidden_norm=True) beside block={block}
-!block=block&attention.out_norm   attention(out_norm=True) beside block={block}
-!block=block&!mlp.bias|!block=block&!attention.out_bias
-  outputs without biases beside block={block}
-!block=block&distillation_token   distillation_token=True beside block={block}
-!block=block&!patches=patches     patches={patches} beside block={block}
-""")
-# What no architecture of timm has, though its class has. A layer before the
-# head was in older versions.
-obstacle = tables.chosen("""
-head.pre_logits                   a layer before the head
-block=branches&!block.count=2     block(count={block.count})
-block=parallel&attention=differential&!block.layer_scale
-  differential attention beside an MLP, without LayerScale
-!patches=hybrid&mlp=swiglu&distillation_token
-  a gated MLP with a distillation token
-patches=hybrid&!patches.width=64  a ResNet stem of this size
-patches=hybrid&!patches.stages=()&!patches.stages=(2,2,2,2)&!patches.stages=(3,4,9)&!patches.stages=(3,4,6,3)
-  a ResNet stem of this size
-patches=hybrid&mlp=swiglu|patches=hybrid&distillation_token
-  such layers or tokens after a ResNet stem
-""")
 
-
-def named(names: str) -> Callable[[Values], dict[str, Any]]:
-  """Returns what says the architecture: the first of `tables.chosen`."""
-  name = tables.chosen(names)
-  return lambda values: {'architecture': name(values)}
+def named(text: str) -> Callable[[], Sequence[tuple[str, str]]]:
+  """Returns `Format.names`: a line has a condition, or `-`, and a name."""
+  rows = [line.split() for line in tables.joined_lines(text)]
+  return lambda: [(condition.strip('-'), name) for condition, name in rows]
 
 
 VIT = Format(
@@ -428,15 +429,21 @@ VIT = Format(
   ),
   scope='model_args',
   unread_keys=fields.unread_keys(timm_names.IGNORED),
-  header=named("""
+  names=named("""
+patches=hybrid&patches.width=64&patches.stages=()         vit_tiny_r_s16_p8_224
+patches=hybrid&patches.width=64&patches.stages=(2,2,2,2)  vit_small_r26_s32_224
+patches=hybrid&patches.width=64&patches.stages=(3,4,6,3)  vit_large_r50_s32_224
+patches=hybrid&patches.width=64&patches.stages=(3,4,9)    vit_base_r50_s16_224
 patches=hybrid&patches.stages=()         vit_tiny_r_s16_p8_224
 patches=hybrid&patches.stages=(2,2,2,2)  vit_small_r26_s32_224
 patches=hybrid&patches.stages=(3,4,6,3)  vit_large_r50_s32_224
 patches=hybrid                           vit_base_r50_s16_224
-patches=normed                           aimv2_large_patch14_224
+patches=normed&mlp=swiglu                aimv2_large_patch14_224
 block=parallel&attention=attention       vit_base_patch16_xp_224
-block=post_norm                          vit_base_patch16_rpn_224
+block=parallel&block.layer_scale         vit_dpwee_patch16_reg1_gap_256
 block=parallel                           vit_dpwee_patch16_reg1_gap_256
+block=post_norm                          vit_base_patch16_rpn_224
+block=branches&block.count=2             vit_base_patch16_18x2_224
 block=branches                           vit_base_patch16_18x2_224
 mlp=swiglu&registers                     vit_giant_patch14_reg4_dinov2
 mlp=swiglu                               vit_giant_patch14_dinov2
@@ -455,15 +462,10 @@ patch_size=(8,8)                         vit_base_patch8_224
 patch_size=(32,32)                       vit_base_patch32_224
 -                                        vit_base_patch16_224
 """),
-  finish=timm_parallel.as_timm,
-  lacks=lacks,
-  obstacle=obstacle,
+  stored=timm_parallel.stored,
 )
 # What timm's other classes with layers of attention share.
 PLAIN = dataclasses.replace(
   VIT,
   unread_keys=fields.unread_keys(timm_names.IGNORED + timm_names.LAYER_NORM),
-  finish=lambda values, arrays: arrays,
-  lacks=lambda values: None,
-  obstacle=lambda values: None,
 )

@@ -39,7 +39,9 @@ head                           heads.head                               dense*
 FIELDS = fields.table(
   f"""
 hidden_size         {_PATCH}[0]  -  axes=4
-patch_size          {_PATCH}[2,3]
+patch_size          {_PATCH}[2,3]  -  side
+>                   -  image_size  side
+!                   -  num_classes
 mlp_dim             {_LAYER}.mlp.0.weight[0]  -  axes=2
 depth               {_LAYER}.[#]
 num_classes         heads.head.weight[0]
@@ -75,16 +77,6 @@ def describe(file: FileFacts) -> base.Description:
   return format_lib.describe(KINDS, file)
 
 
-def lacks(values: Values) -> str | None:
-  """Returns what their class has no place for, though its arrays have."""
-  (height, width), image = values['patch_size'], values['image_size']
-  if height != width:
-    return f'patch_size={values["patch_size"]}'
-  if image[0] != image[1]:
-    return 'positions of a grid that is not square'
-  return None if values['num_classes'] else 'num_classes=0'
-
-
 VIT = Format(
   title="torchvision's VisionTransformer",
   family=vit.ViT,
@@ -94,7 +86,6 @@ VIT = Format(
   preprocess=preprocessing.as_timm(_DEFAULTS),
   resize=lambda file: 'bicubic',
   scope=None,
-  lacks=lacks,
 )
 KINDS = (VIT,)
 
