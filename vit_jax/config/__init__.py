@@ -22,6 +22,7 @@ from vit_jax.config.checks import within as within
 from vit_jax.config.defaults import default as default
 from vit_jax.config.defaults import evaluation as evaluation
 from vit_jax.config.defaults import no_argument as no_argument
+from vit_jax.config.errors import check_data as check_data
 from vit_jax.config.errors import check_local as check_local
 from vit_jax.config.errors import check_package as check_package
 from vit_jax.config.errors import counted as counted

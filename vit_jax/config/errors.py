@@ -25,6 +25,9 @@ _MOUNTS = {
   'file': 'write the path alone',
 }
 
+# What copies from a bucket.
+_COPIES = {'gs': 'gcloud storage cp -r', 's3': 'aws s3 cp --recursive'}
+
 
 class UserError(ValueError):
   """A mistake in a config, a command or a file: one line, and no traceback."""
@@ -151,3 +154,16 @@ def check_local(path: str | os.PathLike[str], label: str) -> None:
     scheme = (match[1] or match[2]).lower()
     advice = _MOUNTS.get(scheme, 'name a local folder, or a mounted one')
     raise UserError(f'{label}={text}: it must be a local path: {advice}')
+
+
+def check_data(path: str, label: str) -> None:
+  """Raises a UserError if data is in an object store, which is not read.
+
+  `label` comes before the path in the error, as 'config.data.name=folder:'.
+  """
+  scheme = path.partition(':/')[0]
+  if scheme in _COPIES:
+    raise UserError(
+      f'{label}{path}: data is read from local files: copy it, as with'
+      f' {_COPIES[scheme]} {path} FOLDER, or {_MOUNTS[scheme]}'
+    )
