@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
+import logging as python_logging
 import os
 import pathlib
 import re
@@ -65,6 +66,9 @@ class Store(NamedTuple):
 
 def connect(address: str) -> Store:
   """Returns the store of an address, and the path in it."""
+  # It warns at each call if there is no account, also of public buckets. What
+  # fails for that reason raises an error.
+  python_logging.getLogger('gcsfs').setLevel(python_logging.ERROR)
   files, root = fsspec.core.url_to_fs(address)
   return Store(files, root.rstrip('/'))
 
@@ -100,10 +104,10 @@ def fetch(address: str, step: int | str | None = None) -> pathlib.Path:
       return
     if not names:
       raise UserError(f'{address}: there is no such object: check the name')
-    inside = sorted({x.partition('/')[0] for x in names})
+    folder_names = sorted({x.partition('/')[0] for x in names})
     raise UserError(
       f'{address} is neither a run nor a model: name a folder in it, as'
-      f' {config_lib.join_first(inside)}'
+      f' {config_lib.join_first(folder_names)}'
     )
 
   local, names = _copy(address, check, is_needed)
@@ -174,7 +178,7 @@ def _copy(
 def _locked(target: pathlib.Path) -> Iterator[None]:
   """Keeps other processes from the copy, while this one changes it."""
   target.parent.mkdir(parents=True, exist_ok=True)
-  lock = safe_io.Lock(_beside(target, 'lock'), 'download')
+  lock = safe_io.Lock(_sibling(target, 'lock'), 'download')
   if not lock.acquire(wait=False):
     logging.info('waiting for another process that downloads %s', target)
     lock.acquire()
@@ -184,7 +188,7 @@ def _locked(target: pathlib.Path) -> Iterator[None]:
     lock.release()
 
 
-def _beside(target: pathlib.Path, ending: str) -> pathlib.Path:
+def _sibling(target: pathlib.Path, ending: str) -> pathlib.Path:
   return target.with_name(f'.{target.name}.{ending}')
 
 
@@ -192,7 +196,7 @@ def _download(
   store: Store, names: Names, needed: Sequence[str], target: pathlib.Path
 ) -> None:
   """Downloads what has changed; removes what the store has no more."""
-  versions_path = _beside(target, 'versions.json')
+  versions_path = _sibling(target, 'versions.json')
   versions = safe_io.read_json(versions_path) or {}
   for name in versions.keys() - names.keys():
     (target / name).unlink(missing_ok=True)
@@ -209,7 +213,7 @@ def _download(
       *(config_lib.counted(len(changed), 'file'), size / 1e6),
       *(store.root, target),
     )
-    parts = [_beside(target / name, 'part') for name in changed]
+    parts = [_sibling(target / name, 'part') for name in changed]
     for part in parts:
       part.parent.mkdir(parents=True, exist_ok=True)
     store.files.get([store.path(x) for x in changed], [*map(str, parts)])

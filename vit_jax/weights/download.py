@@ -62,9 +62,9 @@ def fetch(
     from vit_jax.weights import hub  # here, since few runs need its library
 
     return hub.fetch(path, places.cache() / 'hub')
-  scheme, _, rest = path.partition('://')
+  scheme, _, location = path.partition('://')
   if scheme in STORES:
-    bucket, _, key = rest.partition('/')
+    bucket, _, key = location.partition('/')
     if not re.fullmatch(r'[\w.-]+', bucket, re.ASCII) or not key.strip('/'):
       raise UserError(f'{path!r} must read {scheme}://BUCKET/KEY')
     if scheme == 'gs' and _FILE.search(key):
