@@ -5,10 +5,10 @@ import os
 import pathlib
 import shutil
 import signal
-import subprocess
 import sys
 
 import commands
+import file_server
 import fsspec
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from vit_jax import search
 from vit_jax.compare import __main__ as compare
 from vit_jax.config import UserError
 from vit_jax.data import __main__ as data
+from vit_jax.data import sources
 from vit_jax.downloads import stores
 from vit_jax.explore import pictures
 from vit_jax.predict import __main__ as predict
@@ -33,29 +34,8 @@ from vit_jax.weights import download
 
 pytestmark = pytest.mark.usefixtures('programs_once')
 
-HOOK = """
-import os
-import signal
-import fsspec
-from vit_jax.train import hooks
-
-class Stop(hooks.Hook):
-  def before_call(self, run):
-    if run.step == 6:
-      signal.raise_signal(signal.SIGTERM)
-
-class Kill(hooks.Hook):
-  def before_call(self, run):
-    if run.step == 6:
-      address = os.environ['ADDRESS']
-      files, root = fsspec.core.url_to_fs(address)
-      while not files.exists(f'{root}/checkpoints/4/_CHECKPOINT_METADATA'):
-        files.invalidate_cache()
-      os.kill(os.getpid(), signal.SIGKILL)
-"""
 # Uploads all the time, not every minute.
 KILLED = """
-import sys
 from vit_jax.runs import object_store
 object_store._PERIOD_S = 0.01
 from vit_jax import main
@@ -71,7 +51,6 @@ def server(request):
     for name, value in env.items():
       context.setenv(name, value)
     context.setenv('NO_PROXY', '*')
-    fsspec.filesystem(request.param, skip_instance_cache=True)
     yield request.param, env
 
 
@@ -125,9 +104,7 @@ def check_equal(run, other):
 
 def test_a_stopped_run_goes_on_to_the_bit(bucket, tmp_path, monkeypatch):
   """From another cache, as on another machine."""
-  (tmp_path / 'my_stop.py').write_text(HOOK)
-  monkeypatch.syspath_prepend(tmp_path)
-  config = tiny.config(train__hooks='my_stop:Stop')
+  config = tiny.config(train__hooks='stopping:Stop')
   assert loop.run(config, bucket.address).status == 143
   assert 'checkpoints/6/_CHECKPOINT_METADATA' in bucket.names()
   assert not {'DONE', 'lock.json', '.lock'} & bucket.names()
@@ -138,18 +115,13 @@ def test_a_stopped_run_goes_on_to_the_bit(bucket, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_to_the_bit(bucket, server, tmp_path, monkeypatch):
-  (tmp_path / 'my_stop.py').write_text(HOOK)
-  flags = tiny.flags(train__hooks='my_stop:Kill')
-  paths = [str(tmp_path), str(tiny.ROOT), *sys.path]
-  done = subprocess.run(
-    [sys.executable, '-c', KILLED, *flags, f'--workdir={bucket.address}'],
+def test_a_killed_run_goes_on_to_the_bit(bucket, tmp_path):
+  flags = tiny.flags(train__hooks='stopping:Kill')
+  paths = os.pathsep.join(sys.path)
+  done = commands.python(
+    *('-c', KILLED, *flags, f'--workdir={bucket.address}'),
     env=os.environ
-    | {'PYTHONPATH': os.pathsep.join(paths), 'JAX_NUM_CPU_DEVICES': '1'}
-    | {'ADDRESS': bucket.address},
-    capture_output=True,
-    text=True,
-    check=False,
+    | {'PYTHONPATH': paths, 'JAX_NUM_CPU_DEVICES': '1', 'RUN': bucket.address},
   )
   assert done.returncode == -signal.SIGKILL, done.stderr
   with pytest.raises(UserError, match=r'was killed, start again in \d+ s'):
@@ -232,7 +204,7 @@ def test_what_has_changed_is_copied_again(run, bucket, monkeypatch):
   assert not (local / 'DONE').exists()
   kept = {x.name for x in (local / 'checkpoints').iterdir()}
   assert kept == {'3', '9', '12', '15'}  # the first one was copied before
-  bucket.files.rm(f'{address}/checkpoints/9', recursive=True)
+  bucket.files.rm_file(f'{address}/checkpoints/9/x')
   stores.fetch(address)
   assert not (local / 'checkpoints/9').exists()
 
@@ -240,14 +212,15 @@ def test_what_has_changed_is_copied_again(run, bucket, monkeypatch):
 def test_one_file_of_a_store(run, bucket, monkeypatch):
   """A public one of Google's is read without an account: see test_download."""
   address, _ = run
-  scheme = address.partition(':')[0]
-  if scheme == 'gs':
-    monkeypatch.setattr(
-      download, '_GCS', f'{os.environ["STORAGE_EMULATOR_HOST"]}/refused'
-    )
   bucket.files.pipe_file(f'{address}.npz', b'an array')
-  path = download.fetch(f'{address}.npz')
+  public = file_server.Server()  # it shows nothing to everybody
+  monkeypatch.setattr(download, '_GCS', public.url)
+  try:
+    path = download.fetch(f'{address}.npz')
+  finally:
+    public.stop()
   assert path.read_bytes() == b'an array' and path.name == 'digits.npz'
+  assert bool(public.paths) == address.startswith('gs')
 
 
 def test_mistakes_with_a_store(run, bucket):
@@ -271,29 +244,34 @@ def test_data_in_a_store_is_to_be_copied(scheme, tmp_path):
   """Data is read at random, again and again: not through a network."""
   place = f'{scheme}://bucket/data'
   for name in (
-    *('folder:', 'table:', 'tar:', 'hf:', 'video:', 'audio:'),
-    *('tar:{000..007}', 'table:x.csv'),
+    *(f'folder:{place}', f'video:{place}', f'audio:{place}', f'hf:{place}'),
+    *(f'table:{place}.csv', f'tar:{place}-{{000..007}}.tar'),
   ):
-    kind, _, rest = name.partition(':')
-    config = tiny.config(data__name=f'{kind}:{place}{rest}')
     with pytest.raises(UserError) as error:
-      loop.run(config, str(tmp_path / 'run'))
-    text = f'config.data.name={kind}:{place}{rest}: data is read from local'
-    assert str(error.value).startswith(text)
-    assert f'{COPIES[scheme]} {place}{rest} FOLDER' in str(error.value)
+      sources.open_source(tiny.config(data__name=name), 'train')
+    path = name.partition(':')[2]
+    assert str(error.value).startswith(
+      f'config.data.name={name}: data is read from local files: copy it, as'
+      f' with {COPIES[scheme]} {path} FOLDER, or mount the bucket'
+    )
   config = tiny.config(data__name='mnist', data__dir=place)
-  with pytest.raises(UserError, match=r'config.data.dir=.* local files: copy'):
-    loop.run(config, str(tmp_path / 'run'))
+  with pytest.raises(UserError, match=r'^config.data.dir=.* local files: copy'):
+    sources.open_source(config, 'train')
   (tmp_path / 'x.csv').write_text(f'image,label\n{place}/a.jpg,cat\n')
   config = tiny.config(data__name=f'table:{tmp_path}/x.csv')
   with pytest.raises(UserError, match=r'x.csv, row 1: .*a.jpg: data is read'):
-    loop.run(config, str(tmp_path / 'run'))
+    sources.open_source(config, 'train').read(0)
+
+
+@pytest.mark.parametrize('scheme', COPIES)
+def test_images_in_a_store_are_to_be_copied(scheme, digits_run):
+  place = f'{scheme}://bucket/data'
   for command, *args in (
-    (predict, '--from=runs/x', place),
-    (embed, '--from=runs/x', f'--images={place}', '--out=x.npz'),
-    (pictures, '--from=runs/x', f'--images={place}', '--out=x'),
+    (predict, f'--from={digits_run}', place),
+    (embed, f'--from={digits_run}', f'--images={place}', '--out=x.npz'),
+    (pictures, f'--from={digits_run}', f'--images={place}', '--out=x'),
     (data, 'check', place),
-    (search, '--from=runs/x', place, '--text=x'),
+    (search, f'--from={digits_run}', place, '--text=x'),
   ):
     line = commands.mistake(command, *args, has_config=False)
     assert line.startswith(f'{place}: data is read from local files: copy it')

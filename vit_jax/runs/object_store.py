@@ -36,6 +36,8 @@ from vit_jax.downloads import stores
 from vit_jax.parallel import processes
 
 _PERIOD_S = 60  # between uploads, and between two times in the lock
+# Files that describe a run, in the order in which it writes them.
+_DESCRIPTION = ('preprocess.json', 'run.json', 'config.json')
 # Files that are being written, and the lock of the copy.
 _TEMPORARY = re.compile(r'\.lock|(.*/)?\.[^/]*\.tmp|.*\.orbax-checkpoint-tmp.*')
 
@@ -190,8 +192,7 @@ class _Directory:
       raise UserError(f'the copy of the run, {self._folder}, is gone')
     files = self._files()
     changed = [x for x in files if files[x] != self._stamps.get(x)]
-    # Checkpoints come first, and DONE says that nothing is missing.
-    changed.sort(key=lambda name: (name == 'DONE', '/' not in name))
+    changed.sort(key=_rank)
     for name in changed:
       try:
         path = self._store.path(name)
@@ -216,3 +217,14 @@ class _Directory:
           status = path.stat()
           files[name] = status.st_mtime_ns, status.st_size
     return files
+
+
+def _rank(name: str) -> tuple[int, str]:
+  """Orders files, so that a killed upload leaves a run that can be resumed.
+
+  Without its config, checkpoints would be those of no run. Metrics may not be
+  behind the checkpoints. DONE says that nothing is missing.
+  """
+  if name in _DESCRIPTION:
+    return 0, str(_DESCRIPTION.index(name))
+  return (1 if '/' in name else 3 if name == 'DONE' else 2), name

@@ -51,8 +51,9 @@ class Body:
   @property
   def is_slow(self) -> bool:
     """Whether it still comes, and slowly."""
-    is_late = time.monotonic() - self._paced_s >= _PACE_S
-    return self._deadline is not None and is_late
+    if self._deadline is None or self._deadline.expired():
+      return False
+    return time.monotonic() - self._paced_s >= _PACE_S
 
   def evict(self) -> None:
     """Takes the memory from a slow body, and ends `coming`."""
