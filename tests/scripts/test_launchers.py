@@ -285,6 +285,7 @@ WAITS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('wait', WAITS)
 def test_a_tpu_slice_is_waited_for(wait, tmp_path):
   requests, refusals, end, changes = WAITS[wait]
@@ -301,6 +302,7 @@ def test_a_tpu_slice_is_waited_for(wait, tmp_path):
   assert len(cluster.starts()) == (status == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('node', 'queued', 'changes'),
   [
