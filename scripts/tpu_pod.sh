@@ -15,7 +15,8 @@ asked for as a queued resource if it is not there; this checkout, as git knows
 it, is copied to its workers and installed there with the extra [tpu]. A slice
 that was preempted is asked for again, and the run resumes; this goes on until
 WORKDIR/DONE is there. Run the same command again if this one was interrupted:
-what still trains is asked to save and stop first. The slice is kept at the end.
+what still trains is asked to save and stop first. The slice is kept at the end,
+unless --delete says otherwise.
 
   --name=NAME       of the slice
   --zone=ZONE       where it is
@@ -25,8 +26,10 @@ what still trains is asked to save and stop first. The slice is kept at the end.
   --spot            cheaper; it may be preempted at any time
   --setup=COMMAND   runs on each worker first: to mount what all share, such as
                     NFS or a bucket (gcsfuse), since WORKDIR must be seen by all
+  --delete          delete the slice and its request when the run is done
   --retries=N       how often a run that fails may be started again without any
-                    preemption in between; default 3
+                    preemption in between, and a request that Google refuses be
+                    made again; default 3
   --poll=SECONDS    how often to look whether the slice is ready; default 30
 HELP
 }
@@ -41,6 +44,7 @@ say() {
 }
 
 name='' zone='' type='' project='' runtime='' setup='' spot='' workdir=''
+delete=''
 retries=3
 poll=30
 
@@ -60,6 +64,7 @@ parse_flags() {
       --retries=*) retries=${1#*=} ;;
       --poll=*) poll=${1#*=} ;;
       --spot) spot=--spot ;;
+      --delete) delete=yes ;;
       --)
         shift
         training=("$@")
@@ -108,17 +113,36 @@ tpu() {
     ${project:+--project="$project"} </dev/null
 }
 
-# Prints the state of a tpu-vm or queued-resource; nothing if there is none.
+# Prints the line of gcloud's output that says what is wrong.
+problem() {
+  grep -m 1 '^ERROR' "$1" || tail -n 1 "$1"
+}
+
+# Prints fields of a tpu-vm or queued-resource; nothing if there is none.
 state() {
-  local kind=$1 field=$2 said="$scratch/describe" tries=0
-  until tpu "$kind" describe "$name" --format="value($field)" 2>"$said"; do
+  local kind=$1 fields=$2 said="$scratch/describe" tries=0
+  until tpu "$kind" describe "$name" --format="value($fields)" 2>"$said"; do
     if grep -qi 'not.found' "$said"; then
       return
     fi
     tries=$((tries + 1))
-    ((tries < 5)) || fail "gcloud cannot describe $name: $(tail -n 1 "$said")"
+    ((tries < 5)) || fail "gcloud cannot describe $name: $(problem "$said")"
     sleep "$poll"
   done
+}
+
+# Changes the slice or its request. If that fails, the next look at their states
+# decides again.
+change() {
+  local said="$scratch/change"
+  tpu "$@" 2>"$said" || refused "gcloud cannot $2 $name: $(problem "$said")"
+}
+
+# Counts a refusal of Google since the last slice; too many end the script.
+refused() {
+  refusals=$((refusals + 1))
+  ((refusals <= retries)) || fail "$1"
+  say "$1; retry $refusals of $retries"
 }
 
 on_workers() {
@@ -128,26 +152,35 @@ on_workers() {
 
 # Requests the slice if there is none, and waits until it is ready.
 get_slice() {
-  local node queued last=''
+  local node answer queued reason last='' lost=0
+  refusals=0
   while true; do
     node=$(state tpu-vm state)
     if [[ $node == READY ]]; then
       return
     fi
-    queued=$(state queued-resources state.state)
+    answer=$(state queued-resources state.state,state.failedData.error.message)
+    IFS=$'\t' read -r queued reason <<<"$answer"
     if [[ $node/$queued != "$last" ]]; then
       say "$name: ${node:-no slice}, ${queued:-no request}"
-      last=$node/$queued
+      last=$node/$queued lost=0
     fi
-    case $queued in
-      '')
-        case $node in
-          '') request ;;
-          PREEMPTED | TERMINATED) tpu tpu-vm delete "$name" ;;
-          STOPPED) tpu tpu-vm start "$name" ;;
-        esac
+    case $queued/$node in
+      /) request ;;
+      FAILED/*)
+        refused "Google refused the request: ${reason:-it does not say why}"
+        change queued-resources delete "$name" --force
         ;;
-      SUSPENDED | FAILED) tpu queued-resources delete "$name" --force ;;
+      SUSPENDED/*) change queued-resources delete "$name" --force ;;
+      */STOPPED) change tpu-vm start "$name" ;;
+      /PREEMPTED | /TERMINATED) change tpu-vm delete "$name" ;;
+      ACTIVE/ | ACTIVE/PREEMPTED | ACTIVE/TERMINATED)
+        # The request is about to be suspended; or somebody deleted the slice.
+        lost=$((lost + 1))
+        if ((lost >= 10)); then
+          change queued-resources delete "$name" --force
+        fi
+        ;;
     esac
     sleep "$poll"
   done
@@ -155,9 +188,21 @@ get_slice() {
 
 request() {
   say "asking for $type"
-  tpu queued-resources create "$name" --node-id="$name" \
+  change queued-resources create "$name" --node-id="$name" \
     --accelerator-type="$type" --runtime-version="$runtime" \
     ${spot:+"$spot"}
+}
+
+# Deletes the slice and its request.
+delete_slice() {
+  local kind=tpu-vm force=''
+  if [[ -n $(state queued-resources state.state) ]]; then
+    kind=queued-resources force=--force
+  fi
+  tpu "$kind" delete "$name" ${force:+"$force"} 2>"$scratch/change" ||
+    fail "the run is done, but gcloud cannot delete $name, which is charged" \
+      "for: $(problem "$scratch/change")"
+  say "done: $workdir. The slice is deleted"
 }
 
 # Installs the code on all workers. Before that, a run that is still active is
@@ -213,6 +258,10 @@ main() {
     get_slice
     if install && train; then
       if [[ $(is_done) == yes ]]; then
+        if [[ -n $delete ]]; then
+          delete_slice
+          return
+        fi
         say "done: $workdir. The slice is kept, and charged for, until" \
           "gcloud compute tpus queued-resources delete $name --force" \
           "--zone=$zone"

@@ -64,39 +64,95 @@ echo "$FAKE_STATE"
 
 # One worker, which is this machine; what it is told to install, it ignores. Its
 # slice is preempted when the training command fails and $FAKE/mortal is there.
-_GCLOUD = """#!/usr/bin/env bash
-shift 2  # compute tpus
-echo "$@" >> "$FAKE/calls"
-state=$(cat "$FAKE/state" 2>/dev/null)
-for arg; do
-  case $arg in --command=*) command=${arg#*=} ;; esac
-done
-case "$1 $2" in
-  'tpu-vm describe')
-    if [ -z "$state" ]; then
-      echo 'ERROR: NOT_FOUND: Resource was not found' >&2
-      exit 1
-    fi
-    echo "$state" ;;
-  'queued-resources describe')
-    case $state in
-      '') echo 'ERROR: NOT_FOUND: Resource was not found' >&2; exit 1 ;;
-      PREEMPTED) echo SUSPENDED ;;
-      *) echo ACTIVE ;;
-    esac ;;
-  'queued-resources create') echo READY > "$FAKE/state" ;;
-  'queued-resources delete') rm "$FAKE/state" ;;
-  'tpu-vm scp') cp "$3" "$FAKE/worker/" ;;
-  'tpu-vm ssh')
-    cd "$FAKE/worker" || exit 1
-    PATH=$FAKE/worker/bin:$PATH bash -c "$command" && exit
-    [[ $command == *exec* && -e $FAKE/mortal ]] || exit 1
-    rm "$FAKE/mortal"
-    echo PREEMPTED > "$FAKE/state"
-    exit 255 ;;
-  *) echo "ERROR: $*" >&2; exit 2 ;;
-esac
-"""
+# A line of $FAKE/requests has the states of a request, one at each look at it.
+_GCLOUD = """#!PYTHON -IS
+import os, pathlib, subprocess, sys
+FAKE = pathlib.Path(os.environ['FAKE'])
+# Flags that a command must have, and that it may have, as gcloud 528 has them.
+FLAGS = {
+  'tpu-vm describe': (['zone'], ['format']),
+  'tpu-vm start': (['zone'], ['async']),
+  'tpu-vm delete': (['zone'], ['async']),
+  'tpu-vm ssh': (['zone', 'worker', 'command'], []),
+  'tpu-vm scp': (['zone', 'worker'], ['recurse']),
+  'queued-resources describe': (['zone'], ['format']),
+  'queued-resources create': (
+    ['zone', 'node-id', 'accelerator-type', 'runtime-version'],
+    ['spot', 'async'],
+  ),
+  'queued-resources delete': (['zone'], ['force', 'async']),
+}
+
+
+def read(name):
+  path = FAKE / name
+  return path.read_text() if path.exists() else ''
+
+
+def fail(line, status=1):
+  print(line, file=sys.stderr)
+  sys.exit(status)
+
+
+assert sys.argv[1:3] == ['compute', 'tpus']
+kind = ' '.join(sys.argv[3:5])
+flags = dict(x[2:].partition('=')[::2] for x in sys.argv[5:] if x[:2] == '--')
+names = [x for x in sys.argv[5:] if x[:2] != '--']
+with (FAKE / 'calls').open('a') as file:
+  print(' '.join(sys.argv[3:]).replace('\\n', ' '), file=file)
+needed, possible = FLAGS[kind]
+if not set(needed) <= set(flags) <= {*needed, *possible, 'quiet', 'project'}:
+  fail(f'ERROR: (gcloud.compute.tpus) unrecognized arguments: {flags}', 2)
+refusals = read('refusals').splitlines()
+if refusals and refusals[0].startswith(kind):
+  (FAKE / 'refusals').write_text('\\n'.join(refusals[1:]))
+  fail(f'ERROR: {refusals[0].removeprefix(kind).strip()}\\n- details: 1')
+node, queued = read('state'), read('queued').split()
+if kind.endswith('describe') and names != ['vit']:
+  fail(f'ERROR: INVALID_ARGUMENT: {names}')
+elif kind == 'tpu-vm describe':
+  if not node:
+    fail('ERROR: (gcloud) NOT_FOUND: Resource was not found')
+  print(node)
+elif kind == 'queued-resources describe':
+  if not queued:
+    fail('ERROR: (gcloud) NOT_FOUND: Resource was not found')
+  if len(queued) > 1:
+    (FAKE / 'queued').write_text(' '.join(queued[1:]))
+  if queued[0] == 'ACTIVE' and not node:
+    (FAKE / 'state').write_text('READY')
+  reason = 'no quota' if queued[0] == 'FAILED' else ''
+  fields = flags['format'].removeprefix('value(').rstrip(')').split(',')
+  print(*[queued[0], reason][: len(fields)], sep='\\t')
+elif kind == 'queued-resources create':
+  if queued:
+    fail('ERROR: (gcloud) ALREADY_EXISTS: it is there')
+  request, *others = read('requests').splitlines() or ['ACCEPTED ACTIVE']
+  (FAKE / 'queued').write_text(request)
+  (FAKE / 'requests').write_text('\\n'.join(others))
+elif kind == 'queued-resources delete':
+  if queued[0] in ('SUSPENDING', 'DELETING'):
+    fail('ERROR: (gcloud) FAILED_PRECONDITION: it is being suspended')
+  (FAKE / 'state').unlink(missing_ok=True)
+  (FAKE / 'queued').unlink()
+elif kind == 'tpu-vm start':
+  (FAKE / 'state').write_text('READY')
+elif kind == 'tpu-vm delete':
+  (FAKE / 'state').unlink()
+elif kind == 'tpu-vm scp':
+  assert names[1] == 'vit:'
+  subprocess.run(['cp', names[0], FAKE / 'worker'], check=True)
+elif kind == 'tpu-vm ssh':
+  env = {**os.environ, 'PATH': f'{FAKE}/worker/bin:{os.environ["PATH"]}'}
+  done = subprocess.run(
+    ['bash', '-c', flags['command']], cwd=FAKE / 'worker', env=env, check=False
+  )
+  if done.returncode and 'exec' in flags['command'] and read('mortal'):
+    (FAKE / 'mortal').unlink()
+    (FAKE / 'state').write_text('PREEMPTED')
+    (FAKE / 'queued').write_text('ACTIVE SUSPENDING SUSPENDED')
+  sys.exit(done.returncode)
+""".replace('PYTHON', sys.executable)
 
 
 class Cluster:
@@ -161,11 +217,11 @@ class Cluster:
     path = self.workdir / f'starts-{process}'
     return path.read_text().splitlines() if path.exists() else []
 
-  def calls(self) -> list[str]:
-    """Returns what gcloud was asked for: `tpu-vm ssh` and the like."""
+  def changes(self) -> list[str]:
+    """Returns how gcloud was told to change slices and requests."""
     lines = (self.folder / 'calls').read_text().splitlines()
-    kinds = ('tpu-vm ', 'queued-resources ')
-    return [' '.join(x.split()[:2]) for x in lines if x.startswith(kinds)]
+    verbs = [line.split()[1] for line in lines]
+    return [x for x in verbs if x not in ('describe', 'ssh', 'scp')]
 
   def wait(self) -> str:
     """Waits until the SLURM job has ended for good; returns its output."""

@@ -39,6 +39,7 @@ from vit_jax import cli
 from vit_jax import tables
 from vit_jax.cli import columns
 from vit_jax.cli import image_files
+from vit_jax.config import check_data
 from vit_jax.config import UserError
 
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ def _answers(
 
 def _check_flags(arguments: Sequence[str]) -> str:
   """Checks the flags before a model is loaded; returns the folder."""
+  check_data(arguments[0] if arguments else '', '')
   if len(arguments) != 1 or not os.path.isdir(arguments[0]):
     arguments_text = ' '.join(arguments) or 'nothing'
     raise UserError(

@@ -19,16 +19,6 @@ from vit_jax.train import loop
 
 pytestmark = pytest.mark.usefixtures('programs_once')
 
-HOOK = """
-import signal
-from vit_jax.train import hooks
-
-class Stop(hooks.Hook):
-  def before_call(self, run):
-    if run.step == 6:
-      signal.raise_signal(signal.SIGTERM)
-"""
-
 
 @pytest.fixture(name='store')
 def make_store(tmp_path, monkeypatch):
@@ -43,12 +33,10 @@ def names(store):
   return {x.partition('/run/')[2] for x in files.find(address)}
 
 
-def test_a_run_in_a_store_resumes_to_the_bit(store, tmp_path, monkeypatch):
+def test_a_run_in_a_store_resumes_to_the_bit(store, tmp_path):
   """And is the run of a local folder."""
   files, address = store
-  (tmp_path / 'my_stop.py').write_text(HOOK)
-  monkeypatch.syspath_prepend(tmp_path)
-  stopped = loop.run(tiny.config(train__hooks='my_stop:Stop'), address)
+  stopped = loop.run(tiny.config(train__hooks='stopping:Stop'), address)
   assert stopped.status == 143
   assert 'checkpoints/6/_CHECKPOINT_METADATA' in names(store)
   assert not {'DONE', 'lock.json', '.lock'} & names(store)

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import threading
 from commands import CPU_ENV
 import pytest
 import stand_in_clusters
+import stand_in_tpu_api
 import tiny
 import yaml
 
@@ -192,7 +194,7 @@ def tpu_pod(cluster, *flags, training=None):
 def test_a_tpu_slice_is_asked_for_until_the_run_is_done(tmp_path):
   """The first start fails, and then the slice is gone."""
   cluster = stand_in_clusters.Cluster(tmp_path, 'fail done')
-  (tmp_path / 'mortal').touch()
+  (tmp_path / 'mortal').write_text('yes')
   status, _, err = tpu_pod(cluster, '--spot', '--setup=touch "is mounted"')
   assert status == 0, err
   assert 'the slice was preempted' in err
@@ -200,9 +202,7 @@ def test_a_tpu_slice_is_asked_for_until_the_run_is_done(tmp_path):
   assert (tmp_path / 'worker/vit_jax/vit_jax/main.py').exists()
   line = f'--config=a b.py --workdir={cluster.workdir}'
   assert cluster.starts() == [line] * 2
-  changes = [x for x in cluster.calls() if x.startswith('queued')]
-  changes = [x.split()[1] for x in changes if 'describe' not in x]
-  assert changes == ['create', 'delete', 'create']
+  assert cluster.changes() == ['create', 'delete', 'create']
   calls = (tmp_path / 'calls').read_text()
   assert (
     'queued-resources create vit --node-id=vit --accelerator-type=v4-32'
@@ -220,7 +220,7 @@ def test_what_still_trains_on_a_tpu_is_stopped_before(tmp_path):
   status, _, err = tpu_pod(cluster)
   assert status == 0, err
   assert old.wait() == -signal.SIGTERM and len(cluster.starts()) == 1
-  assert 'queued-resources create' not in cluster.calls()
+  assert not cluster.changes()
 
 
 def test_a_run_that_fails_on_a_tpu_is_retried_a_few_times(tmp_path):
@@ -246,6 +246,126 @@ def test_mistakes_with_a_tpu_get_one_line(tmp_path):
   status, _, err = tpu_pod(cluster)
   assert status == 1
   assert err == 'error: gcloud cannot describe vit: ERROR: log in first\n'
+
+
+# States of the requests, one on a line; what gcloud refuses; how it ends, and
+# what was changed.
+WAITS = {
+  'a queue': (
+    'ACCEPTED WAITING_FOR_RESOURCES PROVISIONING ACTIVE\n',
+    '',
+    'done: ',
+    'create',
+  ),
+  'failed once': ('FAILED\nACTIVE', '', 'done: ', 'create delete create'),
+  'failed': (
+    'FAILED\n' * 9,
+    '',
+    'error: Google refused the request: no quota',
+    'create delete ' * 2 + 'create',
+  ),
+  'suspended in the queue': (
+    'WAITING_FOR_RESOURCES SUSPENDING SUSPENDED\nACTIVE',
+    '',
+    'done: ',
+    'create delete create',
+  ),
+  'busy once': (
+    'ACTIVE',
+    'queued-resources create UNAVAILABLE: later',
+    'done: ',
+    'create create',
+  ),
+  'no permission': (
+    '',
+    'queued-resources create PERMISSION_DENIED: not you\n' * 9,
+    'error: gcloud cannot create vit: ERROR: PERMISSION_DENIED: not you',
+    'create create create',
+  ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('wait', WAITS)
+def test_a_tpu_slice_is_waited_for(wait, tmp_path):
+  requests, refusals, end, changes = WAITS[wait]
+  cluster = stand_in_clusters.Cluster(tmp_path, 'done')
+  (tmp_path / 'requests').write_text(requests)
+  (tmp_path / 'refusals').write_text(refusals)
+  status, _, err = tpu_pod(cluster, '--retries=2')
+  assert (status == 0) == end.startswith('done'), err
+  last = re.sub(r'^\d\d:\d\d:\d\d ', '', err.splitlines()[-1])
+  assert last.startswith(end)
+  assert cluster.changes() == changes.split()
+  for state in requests.partition('\n')[0].split()[:-1]:
+    assert f'vit: no slice, {state}\n' in err
+  assert len(cluster.starts()) == (status == 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('node', 'queued', 'changes'),
+  [
+    ('STOPPED', '', 'start'),
+    ('STOPPED', 'ACTIVE', 'start'),
+    ('PREEMPTED', '', 'delete create'),
+    ('TERMINATED', 'ACTIVE', 'delete create'),
+    ('PREEMPTED', 'SUSPENDED', 'delete create'),
+  ],
+)
+def test_a_tpu_slice_that_is_there_already(tmp_path, node, queued, changes):
+  cluster = stand_in_clusters.Cluster(tmp_path, 'done')
+  (tmp_path / 'state').write_text(node)
+  (tmp_path / 'queued').write_text(queued)
+  status, _, err = tpu_pod(cluster)
+  assert status == 0, err
+  assert cluster.changes() == changes.split()
+
+
+@pytest.mark.parametrize('queued', ['', 'ACTIVE'])
+def test_a_tpu_slice_is_deleted_at_the_end(tmp_path, queued):
+  cluster = stand_in_clusters.Cluster(tmp_path, 'done')
+  (tmp_path / 'state').write_text('READY')
+  (tmp_path / 'queued').write_text(queued)
+  status, _, err = tpu_pod(cluster, '--delete')
+  assert status == 0 and err.endswith('The slice is deleted\n')
+  assert cluster.changes() == ['delete']
+  assert not (tmp_path / 'state').exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which('gcloud') is None, reason='gcloud is not here')
+def test_gcloud_itself_takes_what_the_tpu_launcher_asks_for(tmp_path):
+  """With an API of this process; ssh and scp are stand-ins all the same."""
+  cluster = stand_in_clusters.Cluster(tmp_path, 'done')
+  stand_in = tmp_path / 'stand-in'
+  command = tmp_path / 'bin' / 'gcloud'
+  command.rename(stand_in)
+  command.write_text(
+    '#!/bin/sh\ncase $4 in\n'
+    f'  ssh | scp) exec {stand_in} "$@" ;;\n'
+    f'  *) exec {shutil.which("gcloud")} "$@" ;;\nesac\n'
+  )
+  command.chmod(0o755)
+  requests = [['WAITING_FOR_RESOURCES', 'FAILED'], ['PROVISIONING', 'ACTIVE']]
+  with stand_in_tpu_api.serving(requests) as api:
+    cluster.env |= {
+      'CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU': api.url,
+      'CLOUDSDK_AUTH_DISABLE_CREDENTIALS': 'true',
+      'CLOUDSDK_CONFIG': str(tmp_path / 'gcloud'),
+      'CLOUDSDK_CORE_DISABLE_USAGE_REPORTING': 'true',
+      'NO_PROXY': '*',
+    }
+    status, _, err = tpu_pod(cluster, '--project=project', '--spot', '--delete')
+    assert status == 0, err
+    assert not api.states and not api.has_node and not api.requests
+  reason = 'Google refused the request: there is no more capacity in the zone;'
+  assert reason in err and err.endswith('The slice is deleted\n')
+  assert len(cluster.starts()) == 1
+  for body in api.bodies:
+    ((node,), is_spot) = body['tpu']['nodeSpec'], 'spot' in body
+    assert node['nodeId'] == 'vit' and is_spot
+    assert node['node']['acceleratorType'] == 'v4-32'
 
 
 def test_help_of_the_tpu_launcher():

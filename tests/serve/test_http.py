@@ -7,6 +7,7 @@ import gc
 import http.client
 import json
 import re
+import select
 import shutil
 import signal
 import socket
@@ -37,6 +38,7 @@ from vit_jax.data.host import batches
 from vit_jax.serve import __main__ as command
 from vit_jax.serve import api
 from vit_jax.serve import model as model_lib
+from vit_jax.serve import room
 from vit_jax.web import server
 from vit_jax.web import uploads
 
@@ -350,6 +352,9 @@ class Slow:
   def finish(self):
     self.connection.send(self.image[-1:])
 
+  def has_reply(self):
+    return bool(select.select([self.connection.sock], [], [], 0)[0])
+
   def reply(self):
     with self.connection.getresponse() as response:
       return json.loads(response.read())
@@ -618,10 +623,27 @@ def test_bodies_that_come_slowly_keep_nobody_out(answerer):
 
 
 def test_bodies_have_so_much_memory(served, answerer, monkeypatch):
-  monkeypatch.setattr(api, '_MOST_BYTES_HELD', len(PICTURES[0]))
+  monkeypatch.setattr(room, 'MOST_BYTES', len(PICTURES[0]))
   for _ in range(2):  # it is given back
     assert ask(served).status_code == 200
     assert ask(served, PICTURES[0] + b'\0').status_code == 503
+
+
+def test_slow_bodies_lose_their_memory_to_others(answerer, monkeypatch):
+  size = len(PICTURES[0])
+  monkeypatch.setattr(room, 'MOST_BYTES', 3 * size - 3)
+  with serving(answerer) as address:
+    slow = [Slow(address, PICTURES[0]) for _ in range(2)]
+    while ask(address).status_code != 503:  # none of them is slow yet
+      pass
+    monkeypatch.setattr(room, '_PACE_S', 0.0)
+    assert ask(address).status_code == 200
+    wait_for(address, 1)
+    assert ask(address).status_code == 200  # its memory is free
+    (kept, evicted) = sorted(slow, key=lambda x: x.has_reply())
+    assert 'came so slowly' in evicted.reply()['error']
+    kept.finish()
+    assert kept.reply()['results']
 
 
 def test_slow_bodies_end(answerer):

@@ -92,19 +92,23 @@ def test_local_paths_come_back_as_they_are(tmp_path, monkeypatch):
     ('', 'no such file'),
     ('there/is/none.npz', "'there/is/none.npz': there is no such file"),
     ('timm/vit_small.augreg', "write 'hf:timm/vit_small.augreg'"),
-    ('s3://bucket/a.npz', 'known are local paths, https://'),
+    ('ftp://bucket/a.npz', 'known are local paths, https://'),
+    ('s3://bucket/a.npz', "needs s3fs: run pip install 'vit_jax[s3]'"),
+    ('s3://bucket', 'must read s3://BUCKET/KEY'),
     ('~nobody-of-this-name/a', 'the home directory is not known'),
     ('hf:vit', 'must read hf:OWNER/NAME'),
     ('hf:../../etc', 'must read hf:OWNER/NAME'),
     ('hf:timm/vit/model.safetensors', 'must read hf:OWNER/NAME'),
     ('gs://bucket', 'must read gs://BUCKET/KEY'),
-    ('gs://bucket/folder/', 'must read gs://BUCKET/KEY'),
+    ('gs://bucket/folder/', "needs gcsfs: run pip install 'vit_jax[gs]'"),
     ('https://', 'must read https://HOST/PATH'),
     ('http://host:port/a', 'must read http://HOST/PATH'),
     ('https://host/', 'must read https://HOST/PATH'),
   ],
 )
-def test_what_cannot_be_fetched(path, hint):
+def test_what_cannot_be_fetched(path, hint, monkeypatch):
+  for package in ('gcsfs', 's3fs'):
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were missing
   assert hint in error(path)
 
 
@@ -314,6 +318,7 @@ def test_what_is_no_file(server, cache, reply, message):
 
 def test_anonymous_access_refused_by_the_bucket(server, monkeypatch):
   monkeypatch.setattr(download, '_GCS', server.url)
+  monkeypatch.setitem(sys.modules, 'gcsfs', None)  # as if it were missing
   server.replies['/vit_models/a%2Bb.npz'] = Reply(b'', 403)
   message = error('gs://vit_models/a+b.npz')
   assert f'{server.url}/vit_models/a%2Bb.npz: status 403' in message

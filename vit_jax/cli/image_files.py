@@ -9,6 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from vit_jax.config import check_data
 from vit_jax.config import nearby
 from vit_jax.config import UserError
 
@@ -28,6 +29,7 @@ def find(arguments: Sequence[str]) -> list[str]:
   problems: list[str] = []
   for argument in arguments:
     for name in _listed_on_stdin() if argument == '-' else [argument]:
+      check_data(name, '')
       matches = _expand(name)
       paths.extend(matches)
       if not matches and os.path.isdir(name):

@@ -9,7 +9,7 @@ the best value with its step, the last loss, the images per second (median) and
 the time. A run may be unfinished or still running. The time is from its first
 start to its last metrics, without pauses between starts; the useful time is
 that of its steps up to the last checkpoint. Files and folders that are not runs
-are skipped, with a warning.
+are skipped, with a warning. A run may be in an object store (gs://, s3://).
 
 --out is a picture (.png, .pdf or .svg) of curves: the loss, the learning rate,
 what the method measures of its training, as teacher_entropy of DINO, and the

@@ -63,9 +63,8 @@ def read(paths: Sequence[str], group: bool = False) -> list[Column]:
       skipped with a warning, since shell patterns match other files, too.
     group: Whether to group runs that differ only in the seed.
   """
-  for path in paths:
-    config_lib.check_local(path, 'work directory')
-  resolved = [pathlib.Path(path).resolve() for path in paths]
+  running: list[pathlib.Path] = []
+  resolved = [_local(path, running) for path in paths]
   twice = [x for x in resolved if resolved.count(x) > 1]
   if twice:
     raise UserError(f'{twice[0]} is given twice')
@@ -83,7 +82,10 @@ def read(paths: Sequence[str], group: bool = False) -> list[Column]:
     )
   for folder in skipped:
     logging.warning('warning: %s is left out: it is no run', folder)
-  runs = [records.read(x) for x in resolved]
+  runs = [
+    dataclasses.replace(run, state='running') if run.path in running else run
+    for run in map(records.read, resolved)
+  ]
   for run in runs:
     if not run.curves:
       logging.warning('%s has no metrics yet', run.path)
@@ -96,6 +98,22 @@ def read(paths: Sequence[str], group: bool = False) -> list[Column]:
     key = json.dumps(settings, sort_keys=True)
     groups.setdefault(key, []).append((name, run))
   return _columns(list(groups.values()))
+
+
+def _local(path: str, running: list[pathlib.Path]) -> pathlib.Path:
+  """Returns the path of a run, or of its copy if it is in an object store.
+
+  If a run in a store goes on, its copy is added to `running`.
+  """
+  address = config_lib.store_address(path, 'work directory')
+  if address is None:
+    config_lib.check_local(path, 'work directory')
+    return pathlib.Path(path).resolve()
+  fetch_record = config_lib.wing('vit_jax.downloads.stores:fetch_record')
+  local, is_running = fetch_record(address)
+  if is_running:
+    running.append(local)
+  return local
 
 
 def _columns(

@@ -56,6 +56,7 @@ from vit_jax.config.registry import load_own as load_own
 from vit_jax.config.registry import wing as wing
 
 if TYPE_CHECKING:
+  from vit_jax.config.addresses import check_data as check_data
   from vit_jax.config.addresses import check_local as check_local
   from vit_jax.config.addresses import store_address as store_address
   from vit_jax.config.near_paths import nearby as nearby
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
 else:
   # Imported on first use, since few runs need them.
   _LATER = {
+    'check_data': 'addresses',
     'check_local': 'addresses',
     'check_package': 'packages',
     'for_task': 'tasks',

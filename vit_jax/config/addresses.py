@@ -21,6 +21,9 @@ _MOUNTS = {
   'file': 'write the path alone',
 }
 
+# What copies from a bucket.
+_COPIES = {'gs': 'gcloud storage cp -r', 's3': 'aws s3 cp --recursive'}
+
 
 def store_address(path: str | os.PathLike[str], label: str) -> str | None:
   """Returns the address of an object store; None for any other path.
@@ -46,3 +49,16 @@ def check_local(path: str | os.PathLike[str], label: str) -> None:
     scheme = (match[1] or match[2]).lower()
     advice = _MOUNTS.get(scheme, 'name a local folder, or a mounted one')
     raise UserError(f'{label}={text}: it must be a local path: {advice}')
+
+
+def check_data(path: str, label: str) -> None:
+  """Raises a UserError if data is in an object store, which is not read.
+
+  `label` comes before the path in the error, as 'config.data.name=folder:'.
+  """
+  scheme = path.partition(':/')[0]
+  if scheme in _COPIES:
+    raise UserError(
+      f'{label}{path}: data is read from local files: copy it, as with'
+      f' {_COPIES[scheme]} {path} FOLDER, or {_MOUNTS[scheme]}'
+    )

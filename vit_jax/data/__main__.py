@@ -42,6 +42,7 @@ from absl import flags
 from vit_jax import cli
 from vit_jax.cli import columns
 from vit_jax.cli import data_flags
+from vit_jax.config import check_data
 from vit_jax.config import nearby
 from vit_jax.config import UserError
 from vit_jax.runs import safe_io
@@ -95,6 +96,7 @@ def main(argv: list[str]) -> int:
     survey = survey_lib.list_config(config)
   else:
     path = os.path.expanduser(names[0].removeprefix(folder.PREFIX))
+    check_data(path, '')
     if not os.path.isdir(path):
       hint = ': name one, or a config file, as configs/folder.py'
       suggestion = nearby(path, os.path.isdir, hint)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import ml_collections
 
+from vit_jax.config import check_data
 from vit_jax.config import import_package
 from vit_jax.config import nearby
 from vit_jax.config import one_line
@@ -121,6 +122,7 @@ class HfSource(rows.RowSource):
 
 def parse(name: str) -> Address:
   """Returns the address in `config.data.name`, without its 'hf:'."""
+  check_data(name, 'config.data.name=hf:')
   path = os.path.expanduser(name)
   head, _, config = path.rpartition(':')
   if os.path.isdir(path):

@@ -16,6 +16,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from vit_jax.config import check_data
 from vit_jax.config import explained
 from vit_jax.config import join_first
 from vit_jax.config import UserError
@@ -206,6 +207,7 @@ class RowSource(stored_lib.Table):
       cell = cell.get('bytes') or cell.get('path')
     if isinstance(cell, str) and cell.strip():
       cell = cell.strip()
+      check_data(cell, f'{self._row_name(row)}: ')
       return os.path.join(self._directory, os.path.expanduser(cell))
     return cell if isinstance(cell, bytes) and cell else None
 

@@ -90,7 +90,9 @@ def sample(source: base.Source, most: int) -> Sequence[int]:
 
 def data_path(name: str) -> str:
   """Returns the path in a `config.data.name` such as 'folder:PATH'."""
-  return os.path.expanduser(name.partition(':')[2])
+  prefix, colon, path = name.partition(':')
+  config_lib.check_data(path, f'config.data.name={prefix}{colon}')
+  return os.path.expanduser(path)
 
 
 def source_size(

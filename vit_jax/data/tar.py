@@ -35,6 +35,7 @@ from typing import Any
 from absl import logging
 import ml_collections
 
+from vit_jax.config import check_data
 from vit_jax.config import explained
 from vit_jax.config import join_first
 from vit_jax.config import one_line
@@ -273,6 +274,7 @@ class TarSource(rows.RowSource):
 
 def expand(pattern: str) -> list[str]:
   """Returns the paths of the shards that a pattern names, in order."""
+  check_data(pattern, f'config.data.name={PREFIX}')
   pattern = os.path.expanduser(pattern)
   if os.path.isdir(pattern):
     pattern = os.path.join(glob.escape(pattern), '*.[tT][aA][rR]')

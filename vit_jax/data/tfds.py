@@ -16,6 +16,7 @@ from absl import logging
 import ml_collections
 import numpy as np
 
+from vit_jax.config import check_data
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import features as features_lib
@@ -164,6 +165,7 @@ def _prepared_builder(
   from tensorflow_datasets.core import naming
   from tensorflow_datasets.core.utils import file_utils
 
+  check_data(data_dir or '', 'config.data.dir=')
   # Checked first, since TFDS prints three lines about an unknown name.
   dataset = naming.camelcase_to_snakecase(re.split('[/:]', name)[0])
   folders = map(os.path.expanduser, file_utils.list_data_dirs(data_dir))

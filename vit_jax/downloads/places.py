@@ -4,9 +4,10 @@ The cache is $VIT_JAX_CACHE, else ~/.cache/vit_jax:
 
     downloads/HOST/PATH              checkpoints that are one file
     hub/OWNER--NAME/REVISION/        directories of the Hub
+    stores/SCHEME/BUCKET/PATH        copies of what is read from a bucket
     vocabularies/NAME                of tokenizers
     xla/                             compiled programs, which are made here
-    runs/                            copies of runs whose folder is in a bucket
+    runs/                            copies of runs that train in a bucket
 """
 
 import os

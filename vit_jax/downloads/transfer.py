@@ -37,6 +37,10 @@ _CHUNK_BYTES = 1 << 16
 Sleep = Callable[[float], None]
 
 
+class RefusedError(UserError):
+  """The server has no such file, or does not show it to everybody."""
+
+
 @dataclasses.dataclass(frozen=True)
 class File:
   """A remote file."""
@@ -261,9 +265,9 @@ def _check_status(file: File, response: 'requests.Response') -> None:
   if response.status_code in BUSY:
     raise _InterruptedError(status)
   if response.status_code in (401, 403):
-    raise UserError(f'cannot download {file}: {status}: {file.refused}')
+    raise RefusedError(f'cannot download {file}: {status}: {file.refused}')
   if response.status_code == 404:
-    raise UserError(f'cannot download {file}: {status}: {file.missing}')
+    raise RefusedError(f'cannot download {file}: {status}: {file.missing}')
   if response.status_code != 200:
     raise UserError(f'cannot download {file}: {status}; {file.by_hand}')
   if response.headers.get('Content-Type', '').startswith('text/html'):

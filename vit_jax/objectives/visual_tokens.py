@@ -71,6 +71,8 @@ def make(config: ConfigDict, grid: tuple[int, int]) -> VisualTokens:
   if not path:
     return Patches(config, grid)
   path = os.path.expanduser(path)
+  if config_lib.store_address(path, 'config.objective.options.tokenizer'):
+    path = str(weights.local_path(path))
   if weights.is_workdir(pathlib.Path(path)):
     return Trained(config, path, grid)
   return Published(config, path, grid)

@@ -28,15 +28,16 @@ from typing import Any
 import uuid
 
 from absl import logging
-import fsspec
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
+from vit_jax.downloads import places
+from vit_jax.downloads import stores
 from vit_jax.parallel import processes
 
 _PERIOD_S = 60  # between uploads, and between two times in the lock
-_STALE_S = 200  # after the time in a lock, it no longer counts
-_LOCK = 'lock.json'
+# Files that describe a run, in the order in which it writes them.
+_DESCRIPTION = ('preprocess.json', 'run.json', 'config.json')
 # Files that are being written, and the lock of the copy.
 _TEMPORARY = re.compile(r'\.lock|(.*/)?\.[^/]*\.tmp|.*\.orbax-checkpoint-tmp.*')
 
@@ -53,14 +54,14 @@ def local_copy(address: str) -> Iterator[str]:
       ' of them see: mount the bucket, as with gcsfuse'
     )
   # Not in /tmp, where old files may be removed: the store would lose them, too.
-  copies = config_lib.wing('vit_jax.downloads.places:cache')() / 'runs'
+  copies = places.cache() / 'runs'
   copies.mkdir(parents=True, exist_ok=True)
   parent = pathlib.Path(tempfile.mkdtemp(dir=copies))
   folder = parent / (address.rstrip('/').rpartition('/')[2] or 'run')
   advice = f'the whole run is in {folder}: copy it there'
   with contextlib.ExitStack() as stack:
     try:
-      with _explained(f'cannot use {address}'):
+      with stores.explained(f'cannot use {address}'):
         directory = _Directory(address, folder)
         stack.enter_context(_locked(directory, address))
         directory.download()
@@ -77,7 +78,7 @@ def local_copy(address: str) -> Iterator[str]:
       raise UserError(str(e).replace(str(folder), address)) from e
     finally:
       try:
-        with _explained(f'cannot write {address}', advice):
+        with stores.explained(f'cannot write {address}', advice):
           directory.upload()
         shutil.rmtree(parent)
         logging.info('%s has the whole run', address)
@@ -123,33 +124,20 @@ def _locked(directory: '_Directory', address: str) -> Iterator[None]:
       directory.release()
 
 
-@contextlib.contextmanager
-def _explained(
-  problem: str, advice: str = 'see to your access to it, or name a local folder'
-) -> Iterator[None]:
-  try:
-    yield
-  except UserError:
-    raise
-  except Exception as e:
-    raise UserError(f'{problem}: {config_lib.one_line(e)}; {advice}') from e
-
-
 class _Directory:
   """A directory of a store, an object in it that is its lock, and its copy."""
 
   def __init__(self, address: str, folder: pathlib.Path):
     self._address, self._id = address, uuid.uuid4().hex
     self._folder = folder
-    self._store, root = fsspec.core.url_to_fs(address)
-    self._root = root.rstrip('/')
-    self._path = f'{self._root}/{_LOCK}'
+    self._store = stores.connect(address)
+    self._path = self._store.path(stores.LOCK)
     # Time of change and size of each uploaded file, by its name in the folder.
     self._stamps: dict[str, tuple[int, int]] = {}
 
   def take(self) -> None:
     lock = self._read()
-    left = _STALE_S - (time.time() - lock.get('time', 0))
+    left = stores.lock_expires_s(lock)
     if left > 0:
       raise UserError(
         f'work directory {self._address} is in use by'
@@ -172,12 +160,12 @@ class _Directory:
 
   def release(self) -> None:
     self._check_lock('its lock stays')
-    self._store.rm_file(self._path)
+    self._store.files.rm_file(self._path)
 
   def _read(self) -> dict[str, Any]:
-    self._store.invalidate_cache()
+    self._store.files.invalidate_cache()
     try:
-      text = self._store.cat_file(self._path)
+      text = self._store.files.cat_file(self._path)
     except FileNotFoundError:
       return {}
     lock: dict[str, Any] = json.loads(text)
@@ -186,16 +174,14 @@ class _Directory:
   def _write(self) -> None:
     holder = f'process {os.getpid()} on {socket.gethostname()}'
     lock = {'holder': holder, 'time': time.time(), 'id': self._id}
-    self._store.pipe_file(self._path, json.dumps(lock).encode())
+    self._store.files.pipe_file(self._path, json.dumps(lock).encode())
 
   def download(self) -> None:
-    for path in self._store.find(self._root):
-      name = path.removeprefix(self._root).strip('/')
-      # Names come from whoever may write to the bucket.
-      if name != _LOCK and '..' not in pathlib.PurePath(name).parts:
+    for name in self._store.listed():
+      if name != stores.LOCK:
         target = self._folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        self._store.get_file(path, str(target))
+        self._store.files.get_file(self._store.path(name), str(target))
     self._stamps = self._files()
 
   def upload(self) -> None:
@@ -206,11 +192,11 @@ class _Directory:
       raise UserError(f'the copy of the run, {self._folder}, is gone')
     files = self._files()
     changed = [x for x in files if files[x] != self._stamps.get(x)]
-    # Checkpoints come first, and DONE says that nothing is missing.
-    changed.sort(key=lambda name: (name == 'DONE', '/' not in name))
+    changed.sort(key=_rank)
     for name in changed:
       try:
-        self._store.put_file(str(self._folder / name), f'{self._root}/{name}')
+        path = self._store.path(name)
+        self._store.files.put_file(str(self._folder / name), path)
       except FileNotFoundError:  # also of the store, as where a bucket is gone
         if (self._folder / name).exists():
           raise
@@ -218,7 +204,7 @@ class _Directory:
       self._stamps[name] = files[name]
     for name in self._stamps.keys() - files.keys():
       with contextlib.suppress(FileNotFoundError):
-        self._store.rm_file(f'{self._root}/{name}')
+        self._store.files.rm_file(self._store.path(name))
       del self._stamps[name]
 
   def _files(self) -> dict[str, tuple[int, int]]:
@@ -231,3 +217,14 @@ class _Directory:
           status = path.stat()
           files[name] = status.st_mtime_ns, status.st_size
     return files
+
+
+def _rank(name: str) -> tuple[int, str]:
+  """Orders files, so that a killed upload leaves a run that can be resumed.
+
+  Without its config, checkpoints would be those of no run. Metrics may not be
+  behind the checkpoints. DONE says that nothing is missing.
+  """
+  if name in _DESCRIPTION:
+    return 0, str(_DESCRIPTION.index(name))
+  return (1 if '/' in name else 3 if name == 'DONE' else 2), name

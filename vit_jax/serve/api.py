@@ -7,10 +7,10 @@ import asyncio
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Collection
-from collections.abc import Iterator
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import time
 from typing import Any
 from typing import TypeVar
@@ -31,6 +31,7 @@ from vit_jax.serve import bodies
 from vit_jax.serve import counts as counts_lib
 from vit_jax.serve import model as model_lib
 from vit_jax.serve import openapi
+from vit_jax.serve import room as room_lib
 from vit_jax.web import app as app_lib
 from vit_jax.web import uploads
 
@@ -38,7 +39,6 @@ _T = TypeVar('_T')
 
 MOST_IMAGES = 64  # of a request
 _MOST_PIXELS = 4 * uploads.MOST_PIXELS  # of all images of a request
-_MOST_BYTES_HELD = 2**28  # of all bodies that are in memory
 _RETRY_S = 1
 
 
@@ -121,7 +121,7 @@ class _Api:
     self._decoders = concurrent.futures.ThreadPoolExecutor(
       batches.num_cores(), 'decoder'
     )
-    self._bytes_held = 0
+    self._room = room_lib.Room()
     self._start = time.monotonic()
     loaded = answerer.loaded
     self._model = loaded.describe()
@@ -210,8 +210,8 @@ class _Api:
     self, request: requests.Request
   ) -> list[tuple[str, model_lib.Answer]]:
     """Returns the names of a request's images, and their answers."""
-    with self._batcher.coming(), self._room() as reserve:
-      names, pixels = await self._read(request, reserve)
+    with self._batcher.coming(), self._room.body() as body:
+      names, pixels = await self._read(request, body)
     # All of them are in the queue before a batch leaves it.
     futures = self._batcher.add(pixels)
     answers = await _unless_left(request, asyncio.gather(*futures))
@@ -222,25 +222,8 @@ class _Api:
         )
     return [*zip(names, answers, strict=True)]
 
-  @contextlib.contextmanager
-  def _room(self) -> Iterator[Callable[[int], None]]:
-    """Yields a function that reserves memory for bytes of a body."""
-    held = 0
-
-    def reserve(size: int) -> None:
-      nonlocal held
-      if self._bytes_held + size > _MOST_BYTES_HELD:
-        raise batcher_lib.Busy
-      held += size
-      self._bytes_held += size
-
-    try:
-      yield reserve
-    finally:
-      self._bytes_held -= held
-
   async def _read(
-    self, request: requests.Request, reserve: Callable[[int], None]
+    self, request: requests.Request, body: room_lib.Body
   ) -> tuple[list[str], list[np.ndarray]]:
     """Returns the names and the decoded pixels of a request's images."""
     content_type = request.headers.get('content-type', '')
@@ -252,17 +235,19 @@ class _Api:
         ' image, multipart/form-data or application/json',
       )
     timeout_s = self._settings.timeout_s
+    reserve = functools.partial(self._room.reserve, body)
     try:
-      async with asyncio.timeout(timeout_s):
-        body = await app_lib.read_body(request, uploads.MOST_BYTES, reserve)
+      async with body.coming(timeout_s):
+        content = await app_lib.read_body(request, uploads.MOST_BYTES, reserve)
     except TimeoutError:
+      problem = f'did not arrive within {timeout_s:g} s'
+      if body.is_evicted:
+        problem = 'came so slowly that others got its memory: send it again'
       raise exceptions.HTTPException(
-        408,
-        f'the body did not arrive within {timeout_s:g} s',
-        {'Connection': 'close'},
+        408, f'the body {problem}', {'Connection': 'close'}
       ) from None
     with self._batcher.place():
-      return await _unless_left(request, self._decoded(parse, body))
+      return await _unless_left(request, self._decoded(parse, content))
 
   async def _decoded(
     self, parse: Callable[[bytes], list[bodies.Upload]], body: bytes

@@ -352,9 +352,12 @@ def _stored_config(path: str) -> 'ml_collections.ConfigDict | None':
   from vit_jax import weights
   from vit_jax.runs import safe_io
 
-  if not weights.is_workdir(pathlib.Path(path)):
+  local = pathlib.Path(path)
+  if config_lib.store_address(path, '--from'):
+    local = weights.local_path(path)
+  if not weights.is_workdir(local):
     return None
-  stored = safe_io.read_json(pathlib.Path(path) / 'config.json')
+  stored = safe_io.read_json(local / 'config.json')
   return config_lib.from_dict(stored)
 
 

@@ -269,7 +269,8 @@ def load(
       - a directory in the format of Hugging Face or of timm's Hub;
       - a work directory; its averaged parameters are read if there are any;
       - a file of adapters, which names the checkpoint that they are loaded on;
-      - an address (https, gs:// or hf:owner/name);
+      - an address (https, gs://, s3:// or hf:owner/name) of one of these; a run
+        may be in gs:// or s3://;
       - a published name such as 'ViT-B/16': the ImageNet-21k checkpoint that
         its authors recommend.
 
@@ -320,7 +321,7 @@ def load(
       unseen=unseen,
       position_size=position_size,
     )
-  elif adapted.is_file(local := local_path(address)):
+  elif adapted.is_file(local := local_path(address, step)):
     loaded = adapted.load(local, '', keys, step=step, state=state)
   elif is_workdir(local):
     if state is not None:
@@ -359,11 +360,13 @@ def load(
     return loaded.adapted(*choices, **overrides)
 
 
-def local_path(path: str) -> pathlib.Path:
-  """Returns where a path of `load` is here; downloads it first if needed."""
-  local: pathlib.Path = config_lib.wing('vit_jax.weights.download:fetch')(
-    _address(path)
-  )
+def local_path(path: str, step: int | str | None = None) -> pathlib.Path:
+  """Returns where a path of `load` is here; downloads it first if needed.
+
+  Of a run in an object store, `step` is the checkpoint that will be read.
+  """
+  fetch = config_lib.wing('vit_jax.weights.download:fetch')
+  local: pathlib.Path = fetch(_address(path), step=step)
   return local
 
 
