@@ -16,7 +16,6 @@ from vit_jax import data
 from vit_jax.config import UserError
 from vit_jax.data import class_areas
 from vit_jax.data import features
-from vit_jax.data import kinds as kinds_lib
 from vit_jax.data import survey
 from vit_jax.data import target_kinds
 from vit_jax.data.device import views

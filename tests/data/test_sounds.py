@@ -11,7 +11,6 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax.config import UserError
 from vit_jax.data import input_kinds
-from vit_jax.data import kinds as kinds_lib
 from vit_jax.data import spectrogram
 from vit_jax.data import tones
 from vit_jax.data.device import clips

@@ -18,7 +18,6 @@ from vit_jax import convert
 from vit_jax import evaluate
 from vit_jax import objectives
 from vit_jax.config import UserError
-from vit_jax.data import features
 from vit_jax.data import kinds as kinds_lib
 from vit_jax.data import sources
 from vit_jax.data import target_kinds
