@@ -54,7 +54,7 @@ def layer_cka(
   terms = []
   for part in np.array_split(np.arange(count), -(-count // _BATCH)):
     grams = [
-      features.reduced_one(
+      features.reduced_array(
         model, x[part], 'tokens', _grams, axis=1, batch_size=len(part)
       )
       for model, x in zip(models, inputs, strict=True)

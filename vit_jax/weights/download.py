@@ -21,7 +21,7 @@ from urllib import parse
 from vit_jax.config import nearby
 from vit_jax.config import store_address
 from vit_jax.config import UserError
-from vit_jax.config.errors import STORES
+from vit_jax.config.addresses import STORES
 from vit_jax.downloads import places
 from vit_jax.downloads import transfer
 
