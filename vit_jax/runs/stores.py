@@ -49,9 +49,10 @@ class Store(NamedTuple):
 
 def connect(address: str) -> Store:
   """Returns the store of an address, and the path in it."""
-  # It warns at each call if there is no account, also of public buckets. What
+  # They warn at each call if there is no account, also of public buckets. What
   # fails for that reason raises an error.
-  python_logging.getLogger('gcsfs').setLevel(python_logging.ERROR)
+  for name in ('gcsfs', 'google.auth'):
+    python_logging.getLogger(name).setLevel(python_logging.ERROR)
   files, root = fsspec.core.url_to_fs(address)
   return Store(files, root.rstrip('/'))
 
