@@ -102,6 +102,7 @@ def check_equal(run, other):
   assert arrays[0] == arrays[1]
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_to_the_bit(bucket, tmp_path, monkeypatch):
   """From another cache, as on another machine."""
   config = tiny.config(train__hooks='stopping:Stop')
