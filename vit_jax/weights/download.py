@@ -103,7 +103,7 @@ def _fetch_gs_file(
 
 
 def _fetch_stored(path: str, step: int | str | None) -> pathlib.Path:
-  store_address(path, path)  # that its package is there
+  store_address(path, 'path')  # that its package is there
   from vit_jax.downloads import copies  # here, since few runs need its library
 
   return copies.fetch(path, step)
