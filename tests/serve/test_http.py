@@ -632,6 +632,7 @@ def test_bodies_have_so_much_memory(served, answerer, monkeypatch):
 def test_slow_bodies_lose_their_memory_to_others(answerer, monkeypatch):
   size = len(PICTURES[0])
   monkeypatch.setattr(room, 'MOST_BYTES', 3 * size - 3)
+  monkeypatch.setattr(room, '_PACE_S', PATIENCE_S)
   with serving(answerer) as address:
     slow = [Slow(address, PICTURES[0]) for _ in range(2)]
     while ask(address).status_code != 503:  # none of them is slow yet

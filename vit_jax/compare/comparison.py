@@ -109,7 +109,7 @@ def _local(path: str, running: list[pathlib.Path]) -> pathlib.Path:
   if address is None:
     config_lib.check_local(path, 'work directory')
     return pathlib.Path(path).resolve()
-  fetch_record = config_lib.wing('vit_jax.downloads.stores:fetch_record')
+  fetch_record = config_lib.wing('vit_jax.downloads.copies:fetch_record')
   local, is_running = fetch_record(address)
   if is_running:
     running.append(local)

@@ -31,9 +31,8 @@ from absl import logging
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.downloads import places
-from vit_jax.downloads import stores
 from vit_jax.parallel import processes
+from vit_jax.runs import stores
 
 _PERIOD_S = 60  # between uploads, and between two times in the lock
 # Files that describe a run, in the order in which it writes them.
@@ -54,7 +53,7 @@ def local_copy(address: str) -> Iterator[str]:
       ' of them see: mount the bucket, as with gcsfuse'
     )
   # Not in /tmp, where old files may be removed: the store would lose them, too.
-  copies = places.cache() / 'runs'
+  copies = config_lib.wing('vit_jax.downloads.places:cache')() / 'runs'
   copies.mkdir(parents=True, exist_ok=True)
   parent = pathlib.Path(tempfile.mkdtemp(dir=copies))
   folder = parent / (address.rstrip('/').rpartition('/')[2] or 'run')

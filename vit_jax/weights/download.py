@@ -51,7 +51,7 @@ def fetch(
   for `hf:`, and $HF_TOKEN is sent only to that server.
 
   What is in an object store may change, so its copy is compared with the store
-  each time; see `vit_jax.downloads.stores`.
+  each time; see `vit_jax.downloads.copies`.
 
   Args:
     path: A local path, or an address.
@@ -103,10 +103,10 @@ def _fetch_gs_file(
 
 
 def _fetch_stored(path: str, step: int | str | None) -> pathlib.Path:
-  store_address(path, path)  # that its package is there
-  from vit_jax.downloads import stores  # here, since few runs need its library
+  store_address(path, 'path')  # that its package is there
+  from vit_jax.downloads import copies  # here, since few runs need its library
 
-  return stores.fetch(path, step)
+  return copies.fetch(path, step)
 
 
 def _web_file(url: str) -> transfer.File:

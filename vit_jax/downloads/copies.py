@@ -1,4 +1,4 @@
-"""Copies of runs and models that are in an object store, such as gs://bucket/run.
+"""Copies of runs and models in an object store, such as gs://bucket/run.
 
 They are kept in the cache. A run may still be going on, so each call lists what
 the store has, and downloads what is new or has changed.
@@ -9,79 +9,25 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
-import logging as python_logging
 import os
 import pathlib
 import re
-import time
 from typing import Any
-from typing import NamedTuple
 
 from absl import logging
-import fsspec
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.downloads import places
 from vit_jax.runs import safe_io
+from vit_jax.runs import stores
 
-LOCK = 'lock.json'  # of a run, see `vit_jax.runs.object_store`
-ADVICE = 'see to your access to it, or name a local folder'
 _PART = 'part.json'  # of one task of a run of several
 # Files of which a model's folder has one.
 _MODEL = re.compile(r'[^/]*\.(json|safetensors|bin|npz|pth|pt)')
 _CHECKPOINT = re.compile(r'checkpoints/(\d+)/.*')
 _NEWEST = 2  # checkpoints that are copied; the last one may be incomplete
 _TRIES = 3  # while a run adds and removes files
-_STALE_S = 200  # after the time in a lock, it no longer counts
-
-# What a store says of each object, by its name below a root.
-Names = Mapping[str, Mapping[str, Any]]
-
-
-class Store(NamedTuple):
-  """A file system of fsspec, and a path in it."""
-
-  files: Any
-  root: str
-
-  def listed(self) -> Names:
-    """Returns what the store says of each object, by its name in the root.
-
-    The name of the root itself is '', if it is an object. Names that lead out
-    of the root are left out: they come from whoever may write to the bucket.
-    """
-    self.files.invalidate_cache()
-    names = {}
-    for path, facts in self.files.find(self.root, detail=True).items():
-      name = path.removeprefix(self.root).strip('/')
-      if '..' not in pathlib.PurePath(name).parts and not path.endswith('/'):
-        names[name] = facts
-    return names
-
-  def path(self, name: str) -> str:
-    """Returns the path of an object that is named below the root."""
-    return f'{self.root}/{name}'.rstrip('/')
-
-
-def connect(address: str) -> Store:
-  """Returns the store of an address, and the path in it."""
-  # It warns at each call if there is no account, also of public buckets. What
-  # fails for that reason raises an error.
-  python_logging.getLogger('gcsfs').setLevel(python_logging.ERROR)
-  files, root = fsspec.core.url_to_fs(address)
-  return Store(files, root.rstrip('/'))
-
-
-@contextlib.contextmanager
-def explained(problem: str, advice: str = ADVICE) -> Iterator[None]:
-  """Turns errors of a store, of any type, into a UserError."""
-  try:
-    yield
-  except UserError:
-    raise
-  except Exception as e:
-    raise UserError(f'{problem}: {config_lib.one_line(e)}; {advice}') from e
 
 
 def fetch(address: str, step: int | str | None = None) -> pathlib.Path:
@@ -91,15 +37,17 @@ def fetch(address: str, step: int | str | None = None) -> pathlib.Path:
   the folder tasks/NAME of a run, it is the folder in the copy of the run.
   """
 
-  def is_needed(name: str, names: Names) -> bool:
-    match = _CHECKPOINT.fullmatch(name)
-    if match is None:
-      return name != LOCK
-    matches = filter(None, map(_CHECKPOINT.fullmatch, names))
-    newest = sorted({int(x[1]) for x in matches})[-_NEWEST:]
-    return int(match[1]) in (*newest, step)
+  def choose(names: stores.Names) -> list[str]:
+    matches = {name: _CHECKPOINT.fullmatch(name) for name in names}
+    steps = {name: int(x[1]) for name, x in matches.items() if x}
+    chosen_steps = {*sorted({*steps.values()})[-_NEWEST:], step}
+    return [
+      name
+      for name in names
+      if name != stores.LOCK and steps.get(name, step) in chosen_steps
+    ]
 
-  def check(names: Names) -> None:
+  def check(names: stores.Names) -> None:
     if _PART in names or any(map(_MODEL.fullmatch, names)) or '' in names:
       return
     if not names:
@@ -110,7 +58,7 @@ def fetch(address: str, step: int | str | None = None) -> pathlib.Path:
       f' {config_lib.join_first(folder_names)}'
     )
 
-  local, names = _copy(address, check, is_needed)
+  local, names = _copy(address, check, choose)
   if _PART not in names:
     return local
   run, _, task = address.rstrip('/').rpartition('/tasks/')
@@ -123,50 +71,48 @@ def fetch_record(address: str) -> tuple[pathlib.Path, bool]:
   Also returns whether the run goes on, as its lock says.
   """
 
-  def check(names: Names) -> None:
+  def check(names: stores.Names) -> None:
     if 'config.json' not in names:
       raise UserError(
         f'{address} is not the work directory of a run that began: it has no'
         ' config.json'
       )
 
-  local, names = _copy(address, check, lambda name, _: '/' not in name)
-  if LOCK not in names:
+  def choose(names: stores.Names) -> list[str]:
+    return [name for name in names if '/' not in name]
+
+  local, names = _copy(address, check, choose)
+  if stores.LOCK not in names:
     return local, False
-  return local, lock_expires_s(safe_io.read_json(local / LOCK) or {}) > 0
-
-
-def lock_expires_s(lock: Mapping[str, Any]) -> float:
-  """Returns for how many seconds the lock of a run still counts."""
-  return _STALE_S - (time.time() - lock.get('time', 0))
+  lock = safe_io.read_json(local / stores.LOCK) or {}
+  return local, stores.lock_expires_s(lock) > 0
 
 
 def _copy(
   address: str,
-  check: Callable[[Names], None],
-  is_needed: Callable[[str, Names], bool],
-) -> tuple[pathlib.Path, Names]:
+  check: Callable[[stores.Names], None],
+  choose: Callable[[stores.Names], list[str]],
+) -> tuple[pathlib.Path, stores.Names]:
   """Brings the copy of what an address has up to date.
 
   Args:
     address: Of an object, or of a folder.
     check: Raises a UserError if the names are not what is expected.
-    is_needed: Whether an object is downloaded, by its name and all names.
+    choose: Returns the names of what is downloaded.
 
   Returns:
     The path of the copy, and what the store has.
   """
   scheme, _, path = address.rstrip('/').partition('://')
   target = places.cache().joinpath('stores', scheme, *path.split('/'))
-  with explained(f'cannot read {address}'):
-    store = connect(address)
+  with stores.explained(f'cannot read {address}'):
+    store = stores.connect(address)
     with _locked(target):
       for attempts_left in reversed(range(_TRIES)):
         names = store.listed()
         check(names)
-        needed = [name for name in names if is_needed(name, names)]
         try:
-          _download(store, names, needed, target)
+          _download(store, names, choose(names), target)
           return target, names
         except FileNotFoundError:  # the run has removed an old checkpoint
           if not attempts_left:
@@ -193,7 +139,10 @@ def _sibling(target: pathlib.Path, ending: str) -> pathlib.Path:
 
 
 def _download(
-  store: Store, names: Names, needed: Sequence[str], target: pathlib.Path
+  store: stores.Store,
+  names: stores.Names,
+  needed: Sequence[str],
+  target: pathlib.Path,
 ) -> None:
   """Downloads what has changed; removes what the store has no more."""
   versions_path = _sibling(target, 'versions.json')
