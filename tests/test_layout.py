@@ -267,8 +267,9 @@ def test_training_imports_what_every_run_needs():
   unneeded = {'ahead', 'downloads', 'plots', 'rerun', 'weights'}
   assert not {package(x) for x in loaded} & unneeded
   wings = (
-    *('accumulation', 'cost', 'dry_run', 'flops', 'model_inputs', 'patches'),
-    *('pictures', 'resuming', 'tasks', 'trunk'),
+    *('accumulation', 'cost', 'dry_run', 'flops', 'method_pictures'),
+    *('model_inputs', 'patches', 'pictures', 'relayout', 'resuming', 'tasks'),
+    'trunk',
   )
   assert not loaded & {f'{FACADE}.train.{x}' for x in wings}
   shared = {x for x in loaded if package(x) in ('parallel', 'runs')}

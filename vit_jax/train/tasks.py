@@ -395,10 +395,11 @@ class _ShowTable(hooks_lib.Hook):
         is_of_task = (
           key.startswith(f'{name}_') and evaluation in task.evaluators
         )
-        if is_of_task and metric != 'examples':
+        if is_of_task and x is not None and metric != 'examples':
           metrics.append(f'{evaluation}/{metric} {x:.4g}')
-      epochs = f'{task.epoch(done):.1f}'
-      rows.append((name, len(task.source), done, epochs, ', '.join(metrics)))
+      count = len(task.source)
+      epochs = f'{done * task.config.train.batch_size / count:.1f}'
+      rows.append((name, count, done, epochs, ', '.join(metrics)))
     columns = 'task', 'examples', 'steps', 'epochs', 'results'
     table = tables.Table(columns, rows).text(tables.room(sys.stderr))
     logging.info('%s', table)
