@@ -22,6 +22,7 @@ from vit_jax.data import features
 from vit_jax.data import made
 from vit_jax.data import splits
 from vit_jax.data.device import views
+from vit_jax.data.host import clips
 
 # By source: its fingerprint, and digests of batches of training and evaluation.
 FROZEN = {
@@ -260,8 +261,12 @@ ALL_KINDS = dict.fromkeys((*KINDS, *MADE_SIZES, folder, tfds, digits))
 def assert_equal(example, second):
   assert example.index == second.index and example.origin == second.origin
   assert example.values.keys() == second.values.keys()
-  for name, value in example.values.items():
-    np.testing.assert_array_equal(value, second.values[name])
+  for name in example.values:
+    value, second_value = (
+      x.read_all('') if isinstance(x, clips.Frames) else x
+      for x in (example.values[name], second.values[name])
+    )
+    np.testing.assert_array_equal(value, second_value)
 
 
 @pytest.mark.parametrize('kind', ALL_KINDS)
