@@ -20,6 +20,7 @@ from vit_jax.models import layouts
 from vit_jax.models import values as values_lib
 from vit_jax.models import vit
 from vit_jax.weights.files import containers
+from vit_jax.weights.formats import base
 from vit_jax.weights.formats import fields
 from vit_jax.weights.formats import format as format_lib
 from vit_jax.weights.formats import tables
@@ -45,7 +46,7 @@ _format = functools.partial(
   matches=lambda file: True,
   preprocess=lambda file, size, channels: ({}, ''),
   resize=lambda file: 'half_pixel',
-  image_size=lambda file: file.stored_size,
+  image_size=lambda file: file.stored_size or (0, 0),
   channels=lambda file: 3,
   scope=None,
 )
@@ -189,7 +190,7 @@ PROGRAMS: Mapping[str, _Program] = {
 
 def write(
   trunk: vit.ViT,
-  size: tuple[int, ...],
+  size: base.Size,
   params: Any,
   path: pathlib.Path,
   name: str,

@@ -306,7 +306,8 @@ class Format:
     values |= _image(image_size)
     channels = values['image_channels']
     rules = self.rules(values)
-    parameters, homeless = [], []
+    parameters: list[tables.Entry] = []
+    homeless = []
     grid = fit.grid(model, image_size)
     for path, shape in fit.expected_shapes(model, grid, channels).items():
       try:

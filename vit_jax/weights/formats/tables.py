@@ -566,6 +566,7 @@ def write(
         yield name, array
   for name, arrays in _by_array(parts).items():
     yield name, _joined(arrays)
+  values = values or {}
   for rule in rules if values else ():
     for name in rule.name_patterns if rule.constant else ():
       number, sides = rule.constant.removesuffix(']').split('[')

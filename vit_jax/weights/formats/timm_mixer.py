@@ -76,8 +76,10 @@ def _format(
       published = values_lib.model_values(models.create_model(model_name))
       texts = [f'{x}={published[x]}' for x in sizes.split()]
       conditions.append('&'.join(texts).replace(' ', ''))
-    rows = zip(conditions, names.values(), strict=True)
-    return [*rows, ('', default_name)]
+    return [
+      *zip(conditions, names.values(), strict=True),
+      ('', default_name),
+    ]
 
   return Format(
     preprocess=timm_names.preprocess,
