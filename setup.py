@@ -40,7 +40,7 @@ class BuildWithConfigs(build_py.build_py):
 
 setuptools.setup(
   name='vit_jax',
-  version='0.1.0',
+  version='0.2.0',
   description='Vision Transformers in JAX and Flax Linen',
   long_description=(ROOT / 'README.md').read_text(),
   long_description_content_type='text/markdown',
@@ -71,7 +71,6 @@ setuptools.setup(
     ' and platform_machine in "x86_64 aarch64"',
     'flax>=0.12.8',
     'grain>=0.2.18',
-    'huggingface_hub>=2.4',
     'jax>=0.10',
     'ml_collections>=1.1',
     'ml_dtypes>=0.5',
@@ -128,7 +127,9 @@ setuptools.setup(
     'prepare': ['tensorflow-cpu'],
     'quantize': ['qwix>=0.1.8'],  # int8 kernels, to predict
     'tables': ['pyarrow>=21.0'],  # data in Parquet files
-    'hf': ['datasets>=5.2'],  # data in datasets of Hugging Face
+    'hub': ['huggingface_hub>=2.4'],  # models of the Hugging Face Hub
+    # Data in datasets of Hugging Face.
+    'hf': ['datasets>=5.2', 'huggingface_hub>=2.4'],
     'medical': ['nibabel>=5.3'],  # scans in NIfTI files
     'audio': ['soundfile>=0.13'],  # sounds in files
     'text': [
@@ -152,6 +153,7 @@ setuptools.setup(
       'datasets>=5.2',
       'flatbuffers>=25.1',
       'ftfy>=6.3',
+      'huggingface_hub>=2.4',
       'hypothesis>=6.120',
       'ipykernel>=6.29',
       'jax2onnx>=0.13,<0.14',

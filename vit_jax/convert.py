@@ -62,6 +62,7 @@ from absl import logging
 from vit_jax import cli
 from vit_jax import tables
 from vit_jax.config import check_local
+from vit_jax.config import check_package
 from vit_jax.config import UserError
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ def main(argv: list[str]) -> None:
   from vit_jax.weights.formats import foreign
 
   if _PUSH.value:
+    check_package('--push', 'huggingface_hub', 'hub')
     from vit_jax.weights import hub
 
     hub.check_name(_PUSH.value)

@@ -15,6 +15,7 @@ import re
 import time
 from urllib import parse
 
+from vit_jax.config import check_package
 from vit_jax.config import nearby
 from vit_jax.config import UserError
 from vit_jax.downloads import places
@@ -41,7 +42,8 @@ def fetch(path: str, *, sleep: transfer.Sleep = time.sleep) -> pathlib.Path:
   the seconds to wait before a retry, but not for `hf:`.
   """
   if path.startswith('hf:'):
-    from vit_jax.weights import hub  # here, since few runs need its library
+    check_package(path, 'huggingface_hub', 'hub')
+    from vit_jax.weights import hub
 
     return hub.fetch(path, places.cache() / 'hub')
   if path.startswith('gs://'):
