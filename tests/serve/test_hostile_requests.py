@@ -262,9 +262,7 @@ def test_paths_that_are_none(address, path):
   ],
 )
 def test_hostile_headers_of_forms_are_refused(vit, boundary, parameter, line):
-  body = (
-    f'--b\r\nContent-Disposition: form-data; {parameter}\r\n\r\nx\r\n--b--'
-  )
+  body = f'--b\r\nContent-Disposition: form-data; {parameter}\r\n\r\nx\r\n--b--'
   with running('model', vit) as address:
     reply = requests.post(
       f'{address}predict',
