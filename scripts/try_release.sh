@@ -46,7 +46,7 @@ vit-jax train --config=folder_small:folder:images \
   --config.train.batch_size=4 --workdir=folder
 vit-jax predict --from=folder images/val >answers
 grep -q 'bright' answers
-vit-jax evaluate --from=folder >/dev/null
+vit-jax evaluate --from=folder --data=folder:images --split=val >/dev/null
 if vit-jax summary --from=hf:owner/name 2>message; then exit 1; fi
 grep -q "vit_jax\[hub\]" message
 echo "the wheel works on $(python --version)"
