@@ -145,7 +145,7 @@ def unknown_key(config: ml_collections.ConfigDict, key: str) -> UserError:
   names = [name for name, _ in flatten(config)]
   suggestion = wing('vit_jax.config.synonyms:suggest')(key, names)
   hint = suggestion or 'all keys are in vit_jax/config/defaults.py'
-  if key.startswith('model.'):
+  if key.startswith('model.') and ', as in ' not in hint:
     hint += (
       ". Options of a part are in its text, as model.attention='attention("
       "qk_norm=True)'"
