@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import config as config_lib
+from vit_jax import models
 from vit_jax import objectives
 from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
@@ -178,12 +179,23 @@ def _column(
 ) -> list[sheet.Tile]:
   images = list(map(sheet.readable, _pixels(e, np.asarray(column.images))))
   if column.hidden is not None:
-    height, width = images[0].shape[:2]
-    # Patches are square.
-    rows = round(math.sqrt(column.hidden.shape[1] * height / width))
+    rows = _rows(e, column.hidden.shape[1], *images[0].shape[:2])
     grids = np.asarray(column.hidden).reshape(len(images), rows, -1)
     images = list(map(tiles.cover, images, grids))
   return [sheet.Tile(image) for image in images]
+
+
+def _rows(
+  e: experiment_lib.Experiment, count: int, height: int, width: int
+) -> int:
+  """Returns the rows of a number of patches in an image of a size.
+
+  Patches have the shape of the model's. They may be of another size, as those
+  of a small view that is drawn larger.
+  """
+  patch = models.patch_of_images(e.program.objective.model)
+  ratio = height / patch[0] / (width / patch[1])
+  return round(math.sqrt(count * ratio))
 
 
 def _pixels(e: experiment_lib.Experiment, images: np.ndarray) -> np.ndarray:
