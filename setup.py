@@ -71,7 +71,8 @@ setuptools.setup(
     ' and platform_machine in "x86_64 aarch64"',
     'flax>=0.12.8',
     'grain>=0.2.18',
-    'jax>=0.10',
+    # 0.10.0 and 0.10.1 print an error for each program from the cache.
+    'jax>=0.10.2',
     'ml_collections>=1.1',
     'ml_dtypes>=0.5',
     'numpy>=2.1',
