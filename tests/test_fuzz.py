@@ -5,6 +5,7 @@
 
 import commands
 import hostile
+import hostile_data
 import numpy as np
 import pytest
 import tiny
@@ -23,7 +24,11 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('target', hostile.TARGETS, ids=lambda x: x.__name__)
+@pytest.mark.parametrize(
+  'target',
+  hostile.TARGETS + hostile_data.TARGETS,
+  ids=lambda x: x.__name__,
+)
 def test_damage(target, folder):
   seeds = range(SEEDS.get(target.__name__, _OTHER_VALUES))
   accepted = [hostile.case(target, seed, folder) for seed in seeds]

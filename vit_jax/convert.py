@@ -63,6 +63,7 @@ from vit_jax import cli
 from vit_jax import tables
 from vit_jax.config import UserError
 from vit_jax.config.addresses import check_local
+from vit_jax.config.packages import check_package
 from vit_jax.data import kinds as kinds_lib
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ def main(argv: list[str]) -> None:
   from vit_jax.weights.formats import foreign
 
   if _PUSH.value:
+    check_package('--push', 'huggingface_hub', 'hub')
     from vit_jax.weights import hub
 
     hub.check_name(_PUSH.value)

@@ -12,6 +12,7 @@ import pytest
 import tiny
 
 import vit_jax
+from vit_jax import config as config_lib
 from vit_jax import convert
 from vit_jax.config import UserError
 from vit_jax.models import embedding
@@ -228,3 +229,21 @@ def test_pick_puts_masked_patches_first():
   places, is_masked = beit.pick(jnp.asarray(masked), 2)
   np.testing.assert_array_equal(places, [[1, 3], [3, 0]])
   np.testing.assert_array_equal(is_masked, [[True, True], [True, False]])
+
+
+@pytest.mark.slow
+def test_a_run_draws_masks_of_patches_that_are_not_square(tmp_path):
+  small = {'model.hidden_size': 16, 'model.mlp_dim': 32, 'model.depth': 1}
+  config = config_lib.load(
+    tiny.ROOT / 'configs' / 'digits_beit.py',
+    small
+    | {
+      'train.duration': '2 steps',
+      'train.batch_size': 16,
+      'optim.warmup': '0 steps',
+      'mesh.data': 1,
+    },
+  )
+  assert config.model.patch_size == (2, 4)
+  assert config.reporting == 'tensorboard'
+  assert loop.run(config, str(tmp_path / 'run')).status == 0

@@ -310,6 +310,11 @@ def flip(path: pathlib.Path) -> None:
   path.write_bytes(data)
 
 
+def replace_by_device(path: pathlib.Path) -> None:
+  path.unlink()
+  path.symlink_to('/dev/zero')  # which has no end
+
+
 def largest(path: pathlib.Path) -> pathlib.Path:
   return biggest_file(path / 'state')
 
@@ -323,7 +328,9 @@ def info(path: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('harm', [pathlib.Path.unlink, truncate, blank, flip])
+@pytest.mark.parametrize(
+  'harm', [pathlib.Path.unlink, truncate, blank, flip, replace_by_device]
+)
 @pytest.mark.parametrize('file', [largest, manifest, info])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
   tmp_path, caplog, capfd, harm, file

@@ -78,6 +78,7 @@ DAMAGED = [
     *({'antialias': None}, {'resize': [1]}, {'bits': True}, {'fill': [3]}),
     *({'intensity': [1, 0]}, {'mean': [0.5, 0.5]}, {'spacing': [1, 1]}),
     *({'outputs': {'logits': {'feature': 'nothing'}}}, {'unknown': 1}),
+    *({'trunk': 'head/kernel'}, {'trunk': 'student'}),
   )
 ] + [
   ('config.json', content)

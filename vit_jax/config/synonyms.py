@@ -18,15 +18,20 @@ from vit_jax.config.keys import flatten
 _LEAST_SIMILARITY = 0.75
 _MANY = 5  # most keys with the same last part that are all shown
 
-# Keys with their names in timm, torchvision, Keras, Lightning, transformers and
-# big_vision. An example follows a key whose values are written differently.
+# Keys with their names in timm, torchvision, Keras, Lightning, transformers,
+# big_vision and vit_jax 0.1.0. An example follows a key whose values are
+# written differently.
 _CALLED = """
 augment.cutmix: cutmix_alpha
 augment.erase = 'erase(0.25)': reprob random_erasing random_erase erasing cutout
+augment.erase = 'erase(0.25, area=(0.02, 1/3), ratio=(0.3, 3.3))': erase_area
+    erase_ratio
 augment.blur: gaussian_blur blur_probability
 augment.gray: grayscale greyscale grey random_grayscale
 augment.jitter = 'jitter(0.4, 0.4, 0.4, 0.1)': color_jitter colour_jitter
     jitter_strength
+augment.jitter = 'jitter(0.4, 0.4, 0.4, 0.1, probability=0.8)':
+    jitter_probability
 augment.mixup: mixup_alpha mix_up
 augment.solarize: solarization solarize_probability
 augment.policy = 'randaugment(2,10)': augmentation augmentations aug aa
@@ -38,7 +43,11 @@ checkpoint.every = '1 epochs': save_every save_freq save_interval save_steps
 checkpoint.keep: max_to_keep keep_checkpoints save_total_limit
 data.channels: in_chans in_channels num_channels
 data.crop = 'random_resized(ratio=(3/4, 4/3))': ratio aspect_ratio
+    crop_ratio
 data.crop = 'random_resized(scale=(0.08, 1.0))': scale rrc_scale
+    crop_scale
+data.crop = 'pad(4)': pad
+data.crop = 'scaled(zoom=(0.5, 2.0))': crop_zoom
 data.dir: data_dir tfds_data_dir
 data.eval_resize: crop_pct resize_size eval_size test_size
 data.flip: hflip horizontal_flip random_flip
@@ -51,6 +60,10 @@ data.num_workers: workers n_workers dataloader_workers loader_workers
 evals.test.split: test_split test_data
 evals.val.every: eval_every val_every eval_freq eval_interval eval_steps
     val_interval val_freq
+evals.val.kind = "knn(train_split='train', k=20)": k train_split
+evals.val.kind = "few_shot(train_split='train', shots=(1, 5))": shots
+evals.val.kind = "linear(train_split='train', features='tokens')": features
+evals.val.kind = "zero_shot(templates='a photo of a {}.')": templates
 evals.val.split: val_split validation_split val_data valid_split
 init_from.path = 'FILE': checkpoint pretrained pretrained_path pretrain
     init_checkpoint init_from init_weights weights ckpt ckpt_path
@@ -58,20 +71,70 @@ init_from.path = 'FILE': checkpoint pretrained pretrained_path pretrain
 mesh.data: mesh devices num_devices gpus num_gpus n_gpus
 model.attention_dropout_rate: attn_drop attn_drop_rate attention_dropout
     attn_dropout attention_probs_dropout_prob
+model.attention = 'attention(qk_norm=True)': qk_norm
+model.attention = 'attention(qkv_bias=False)': qkv_bias key_bias
+model.attention = 'attention(causal=True)': causal
+model.attention = 'attention(out_norm=True)': attention_norm
+model.attention = 'grouped(key_heads=1)': key_heads full_key_layers
+model.attention = 'differential': differential
+model.block = 'block(layer_scale=0.1)': layer_scale layer_scale_mlp
+    stochastic_depth_uniform
+model.block = 'branches(2)': branches
+model.block = 'merging(2)': merge merge_decreasing merge_proportional
+model.block = 'parallel': parallel_mlp
+model.block = 'post_norm': post_norm
 model.depth: layers num_layers n_layers n_layer num_hidden_layers
 model.dropout_rate: dropout drop drop_rate hidden_dropout_prob
+model.head = 'linear(bias=-6.9)': head_bias
+model.head = 'linear(distillation=False)': distillation_head
+model.head = 'linear(pre_logits=768)': pre_logits
+model.head = "linear(norm='batch')": head_norm
 model.hidden_size: embed_dim emb_dim hidden_dim dim width d_model
+model.mlp = "mlp(gelu='exact')": gelu
+model.mlp = 'experts(8)': experts routing
+model.mlp = 'experts(8, capacity=1.05)': expert_capacity
+model.mlp = 'experts(8, layers=(2, 4))': expert_layers
+model.mlp = 'experts(8, loss=0.01)': expert_loss
+model.mlp = 'experts(8, noise=1.0)': expert_noise
+model.mlp = 'experts(8, per_token=2)': experts_per_token
+model.mlp = 'experts(8, priority=True)': expert_priority
+model.mlp = "experts(8, routing='soft', slots=1)": expert_slots
+model.mlp = 'mlp(bias=False)': dense_bias
+model.mlp = 'mlp(hidden_norm=True)': mlp_norm
+model.mlp = 'swiglu': gated_mlp gate
 model.mlp_dim: mlp_ratio intermediate_size ffn_dim
 model.name: model arch architecture backbone network net variant model_name
+model.name = 'iGPT-S(colours=64)': feature_layer has_clusters
+model.name = 'Mixer-S/16(tokens_mlp_dim=256)': tokens_mlp_dim
+model.name = 'BiT-R50x1(num_groups=32)': num_groups stem_width width_factor
+    zero_padded_pool stages
 model.num_classes: classes nb_classes n_classes num_labels nclasses num_class
 model.num_heads: heads n_heads n_head nheads num_attention_heads
 model.patch_size: patch patches patch_dim
+model.patches = 'hybrid(stages=(3, 4, 9), width=64)': resnet_stages resnet_width
+model.patches = 'normed': patch_norm
+model.patches = 'patches(bias=False)': patch_bias
+model.patches = 'patches(crop=True)': crop_to_patches
+model.pool = 'map(num_heads=8)': map_heads map_mlp_dim map_prefix map_query
+    map_bias
+model.pool = 'mean(norm_after=True)': norm_after_pool
+model.positions = "learned(resize='bicubic')": position_resize
+model.positions = 'learned(grid=(14, 14))': position_grid
+model.positions = 'learned(keep_aspect=True)': position_aspect
+model.positions = 'sincos2d': position_embedding
+model.positions = "learned(tokens='patches')": position_tokens
+model.positions = 'learned + relative_bias': relative_positions
+model.positions = 'relative_mlp_bias(hidden_dim=128)': relative_mlp_dim
+model.positions = 'rope(base=100.0)': rotary rotary_base rotary_grid
+    rotary_offset
 model.remat = 'full': grad_checkpointing gradient_checkpointing grad_checkpoint
     activation_checkpointing
 model.stochastic_depth: drop_path drop_path_rate droppath
 objective.label_smoothing: smoothing label_smooth
 objective.loss: criterion loss_fn bce bce_loss
 objective.name: objective
+optim.clip = 'adaptive(0.01)': clip_adaptive
+optim.clip = 'each(3.0)': clip_each
 optim.clip_norm: clip_grad grad_clip clip_grad_norm gradient_clip
     gradient_clip_val grad_clip_norm max_grad_norm gradient_clipping clipping
 optim.layer_decay: llrd layer_lr_decay layerwise_lr_decay lr_layer_decay
@@ -79,10 +142,17 @@ optim.learning_rate: lr base_lr blr peak_lr max_lr init_lr learn_rate
 optim.name = 'adamw(b1=0.9)': b1 beta1 beta_1 adam_beta1 betas
 optim.name = 'adamw(b2=0.999)': b2 beta2 beta_2 adam_beta2
 optim.name = 'adamw(eps=1e-8)': eps epsilon adam_epsilon opt_eps
-optim.name = 'sgd(momentum=0.9)': momentum nesterov
+optim.name = 'lars(trust_coefficient=0.001)': trust_coefficient adapt_all
+optim.name = 'sgd(momentum=0.9)': momentum nesterov momentum_dtype
 optim.name: optim opt optimizer optimiser optimizer_name
+optim.sam = 'gsam(rho=0.6, rho_min=0.1, alpha=0.6)': rho_min
 optim.sam = 'sam(rho=0.05)': sam rho sam_rho
 optim.schedule = 'cosine(final_factor=0.01)': min_lr lr_min final_lr
+    final_factor
+optim.schedule = 'poly(power=0.9)': power final_inclusive
+optim.schedule = 'step(at=(0.6, 0.85), factor=0.1)': step_at step_factor
+optim.schedule = "rsqrt(timescale='10_000 steps')": timescale
+optim.schedule = "wsd(cooldown='10 epochs')": cooldown
 optim.schedule: sched scheduler lr_schedule lr_scheduler schedule_type lr_policy
     decay decay_type lr_scheduler_type
 optim.trainable = '^head/': freeze_backbone linear_probe freeze_encoder
@@ -114,7 +184,7 @@ train.variant = "tasks(sampling='uniform')": task_sampling
 """
 _KEYS_OF: dict[str, list[str]] = {}
 for _entry in re.split(r'\n(?! )', _CALLED.strip()):
-  _key, _, _names = _entry.partition(': ')
+  _key, _names = re.split(r':\s+', _entry, maxsplit=1)
   for _name in _names.split():
     _KEYS_OF.setdefault(_name, []).append(_key)
 # Names for which the command has a flag, and the config no key.
@@ -207,7 +277,7 @@ def unknown_key(config: ml_collections.ConfigDict, key: str) -> UserError:
   names = [name for name, _ in flatten(config)]
   suggestion = suggest(key, names)
   hint = suggestion or 'all keys are in vit_jax/config/defaults.py'
-  if key.startswith('model.'):
+  if key.startswith('model.') and ', as in ' not in hint:
     hint += (
       ". Options of a part are in its text, as model.attention='attention("
       "qk_norm=True)'"

@@ -19,6 +19,10 @@ from vit_jax.data import features as features_lib
 class DamagedError(config_lib.UserError):
   """A file of an image that cannot be decoded: training can leave it out."""
 
+  def __init__(self, message: str):
+    """Keeps one line: the name of a file may have several."""
+    super().__init__(r'\n'.join(message.splitlines()))
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Example:

@@ -6,9 +6,11 @@ Needs starlette, which is in the extra [demo].
 import asyncio
 from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Mapping
 from collections.abc import Sequence
 import pathlib
 from typing import Any
+from typing import TypeVar
 
 from starlette import applications
 from starlette import concurrency
@@ -25,7 +27,10 @@ from vit_jax.plots import style
 from vit_jax.web import app as app_lib
 from vit_jax.web import uploads
 
+_T = TypeVar('_T')
+
 _PAGE = pathlib.Path(__file__).with_name('page')
+_TIMEOUT_S = 60.0  # for an upload to arrive
 
 
 def application(
@@ -52,7 +57,7 @@ def application(
   api = _Api(viewers, samples)
   routes = [
     routing.Route('/models', api.describe),
-    routing.Route('/samples/{number:int}', api.sample),
+    routing.Route('/samples/{number}', api.sample),
     routing.Route('/look/{number}', api.look, methods=['POST']),
     routing.Route('/fit/{number}', api.fit, methods=['POST']),
   ]
@@ -74,7 +79,7 @@ class _Api:
     viewers: Sequence[viewer_lib.Viewer],
     samples: Sequence[samples_lib.Sample],
   ):
-    self._samples = samples
+    self._samples = {str(i): sample for i, sample in enumerate(samples)}
     self._viewers = {str(i): viewer for i, viewer in enumerate(viewers)}
     self._turn = asyncio.Lock()
 
@@ -84,42 +89,42 @@ class _Api:
       {
         'models': [viewer.describe() for viewer in self._viewers.values()],
         'most_bytes': uploads.MOST_BYTES,
-        'samples': [sample.name for sample in self._samples],
+        'samples': [sample.name for sample in self._samples.values()],
         'colours': style.colour_table(style.HEAT).tolist(),
       }
     )
 
   async def sample(self, request: requests.Request) -> responses.Response:
     """Returns the file of a sample."""
-    number = request.path_params['number']
-    if number >= len(self._samples):
-      raise exceptions.HTTPException(404, f'there is no sample {number}')
-    file = self._samples[number].file
+    sample = self._named(request, self._samples, 'sample')
     # Browsers read the format off the file.
-    return responses.Response(file, media_type='image/*')
+    return responses.Response(sample.file, media_type='image/*')
 
   async def look(self, request: requests.Request) -> responses.Response:
     """Applies a model to an uploaded image."""
-    viewer = self._viewer(request)
-    image = await app_lib.read_body(request, uploads.MOST_BYTES)
+    viewer = self._named(request, self._viewers, 'model')
+    image = await app_lib.read_body(request, uploads.MOST_BYTES, _TIMEOUT_S)
     uploads.check(image)
     return await self._run(request, viewer.look, image)
 
   async def fit(self, request: requests.Request) -> responses.Response:
     """Compares sentences with an uploaded image."""
-    viewer = self._viewer(request)
+    viewer = self._named(request, self._viewers, 'model')
     body = await app_lib.read_body(
-      request, uploads.MOST_BYTES + uploads.MOST_TEXT
+      request, uploads.MOST_BYTES + uploads.MOST_TEXT, _TIMEOUT_S
     )
     texts, image = uploads.parse(body, ('text', 'template'))
     uploads.check(image)
     return await self._run(request, viewer.fit, image, *texts)
 
-  def _viewer(self, request: requests.Request) -> viewer_lib.Viewer:
-    name = request.path_params['number']
-    if name not in self._viewers:
-      raise exceptions.HTTPException(404, f'there is no model {name[:20]!r}')
-    return self._viewers[name]
+  def _named(
+    self, request: requests.Request, items: Mapping[str, _T], kind: str
+  ) -> _T:
+    """Returns the item whose number is in the path of a request."""
+    number = request.path_params['number']
+    if number not in items:
+      raise exceptions.HTTPException(404, f'there is no {kind} {number[:20]!r}')
+    return items[number]
 
   async def _run(
     self, request: requests.Request, function: Callable[..., bytes], *args: Any

@@ -120,6 +120,10 @@ def read_info(path: pathlib.Path) -> dict[str, Any]:
   """
   import orbax.checkpoint as ocp
 
+  # Orbax reads a device or a pipe without end.
+  for file in sorted(path.rglob('*')):
+    if file.exists() and not (file.is_file() or file.is_dir()):
+      raise DamagedError(f'{file.relative_to(path)} is no file')
   try:
     info = ocp.JsonCheckpointHandler().restore(path / 'info')
     crc32 = info.pop('crc32')

@@ -7,10 +7,12 @@ import asyncio
 from collections.abc import Awaitable
 from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Iterator
 import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import threading
 import time
 from typing import Any
 from typing import TypeVar
@@ -39,6 +41,9 @@ _T = TypeVar('_T')
 
 MOST_IMAGES = 64  # of a request
 _MOST_PIXELS = 4 * uploads.MOST_PIXELS  # of all images of a request
+# Of all images that are decoded at the same time. A PNG of half a megabyte may
+# have the pixels of one, which take 1.4 GB with 16 bits.
+_MOST_DECODED = 2 * uploads.MOST_PIXELS
 _RETRY_S = 1
 
 
@@ -122,6 +127,7 @@ class _Api:
       batches.num_cores(), 'decoder'
     )
     self._room = room_lib.Room()
+    self._pixels = _Pixels(_MOST_DECODED)
     self._start = time.monotonic()
     loaded = answerer.loaded
     self._model = loaded.describe()
@@ -234,17 +240,17 @@ class _Api:
         f'the Content-Type is {content_type!r}: send image/jpeg or another'
         ' image, multipart/form-data or application/json',
       )
-    timeout_s = self._settings.timeout_s
     reserve = functools.partial(self._room.reserve, body)
     try:
-      async with body.coming(timeout_s):
-        content = await app_lib.read_body(request, uploads.MOST_BYTES, reserve)
+      async with body.coming():
+        content = await app_lib.read_body(
+          request, uploads.MOST_BYTES, self._settings.timeout_s, reserve
+        )
     except TimeoutError:
-      problem = f'did not arrive within {timeout_s:g} s'
-      if body.is_evicted:
-        problem = 'came so slowly that others got its memory: send it again'
       raise exceptions.HTTPException(
-        408, f'the body {problem}', {'Connection': 'close'}
+        408,
+        'the body came so slowly that others got its memory: send it again',
+        {'Connection': 'close'},
       ) from None
     with self._batcher.place():
       return await _unless_left(request, self._decoded(parse, content))
@@ -267,8 +273,8 @@ class _Api:
 
   def _decode(self, image: bodies.Upload) -> np.ndarray:
     try:
-      uploads.check(image.file)
-      return self._answerer.pixels(image.file)
+      with self._pixels.taken(uploads.check(image.file)):
+        return self._answerer.pixels(image.file)
     except UserError as e:
       raise UserError(f'{image.name}: {app_lib.impersonal(e)}') from None
 
@@ -277,6 +283,27 @@ class _Api:
   ) -> Awaitable[Any]:
     loop = asyncio.get_running_loop()
     return loop.run_in_executor(self._decoders, function, *args)
+
+
+class _Pixels:
+  """A number of pixels that threads share."""
+
+  def __init__(self, amount: int):
+    """Starts with all of them left."""
+    self._left, self._changed = amount, threading.Condition()
+
+  @contextlib.contextmanager
+  def taken(self, amount: int) -> Iterator[None]:
+    """Waits until so much is left, and takes it meanwhile."""
+    with self._changed:
+      self._changed.wait_for(lambda: self._left >= amount)
+      self._left -= amount
+    try:
+      yield
+    finally:
+      with self._changed:
+        self._left += amount
+        self._changed.notify_all()
 
 
 def _check_query(

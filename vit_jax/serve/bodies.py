@@ -46,7 +46,10 @@ def find_parser(
   if kind == 'application/json':
     return lambda body: _parse_json(body, most)
   if kind == 'multipart/form-data':
-    boundary = header.get_boundary()
+    try:
+      boundary = header.get_boundary()
+    except ValueError:  # a number of its parameter is too long
+      boundary = None
     if not boundary:
       raise UserError('its Content-Type has no boundary')
     return lambda body: _parse_multipart(body, boundary, most)
@@ -103,7 +106,8 @@ def _parse_multipart(body: bytes, boundary: str, most: int) -> list[Upload]:
       field = utils.collapse_rfc2231_value(
         headers.get_param('name', '', 'content-disposition')
       )
-    except ValueError:  # a charset that is none
+      f'{name}{field}'.encode()  # charsets as UTF-7 may give half a character
+    except ValueError:  # as of a charset that is none
       raise UserError('the headers of a part of the form are damaged') from None
     if name is None:
       raise UserError(f'the field {field} of the form is no file')

@@ -23,20 +23,18 @@ class Body:
 
   Attributes:
     size: Bytes that it holds.
-    is_evicted: Whether it was slow and lost its memory.
   """
 
   def __init__(self) -> None:
     """Has no bytes yet."""
     self.size = 0
-    self.is_evicted = False
     self._deadline: asyncio.Timeout | None = None  # while it comes
     self._paced_size, self._paced_s = 0, time.monotonic()
 
   @contextlib.asynccontextmanager
-  async def coming(self, timeout_s: float) -> AsyncIterator[None]:
-    """Raises a TimeoutError after `timeout_s`, or when the body is evicted."""
-    async with asyncio.timeout(timeout_s) as self._deadline:
+  async def coming(self) -> AsyncIterator[None]:
+    """Raises a TimeoutError when the body is evicted."""
+    async with asyncio.timeout(None) as self._deadline:
       try:
         yield
       finally:
@@ -60,7 +58,7 @@ class Body:
     assert self._deadline is not None
     self._deadline.reschedule(asyncio.get_running_loop().time())
     self._deadline = None
-    self.size, self.is_evicted = 0, True
+    self.size = 0
 
 
 class Room:

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax import models
 from vit_jax import objectives
 from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
@@ -66,9 +67,20 @@ def _column(
     map(sheet.readable, pictures_lib.pixels(e, np.asarray(column.images)))
   )
   if column.hidden is not None:
-    height, width = images[0].shape[:2]
-    # Patches are square.
-    rows = round(math.sqrt(column.hidden.shape[1] * height / width))
+    rows = _rows(e, column.hidden.shape[1], *images[0].shape[:2])
     grids = np.asarray(column.hidden).reshape(len(images), rows, -1)
     images = list(map(tiles.cover, images, grids))
   return [sheet.Tile(image) for image in images]
+
+
+def _rows(
+  e: experiment_lib.Experiment, count: int, height: int, width: int
+) -> int:
+  """Returns the rows of a number of patches in an image of a size.
+
+  Patches have the shape of the model's. They may be of another size, as those
+  of a small view that is drawn larger.
+  """
+  patch = models.patch_of_images(e.program.objective.model)
+  ratio = height / patch[0] / (width / patch[1])
+  return round(math.sqrt(count * ratio))

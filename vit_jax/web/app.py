@@ -3,6 +3,7 @@
 Needs starlette, which is in the extras [demo] and [serve].
 """
 
+import asyncio
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
@@ -83,28 +84,43 @@ def left() -> exceptions.HTTPException:
 async def read_body(
   request: requests.Request,
   most: int,
+  timeout_s: float,
   reserve: Callable[[int], object] = lambda _: None,
 ) -> bytes:
-  """Returns the body of a request; stops reading beyond `most` bytes.
+  """Returns the body of a request.
 
-  `reserve` is called with the size of each part before it is kept.
+  Args:
+    request: The request.
+    most: Bytes beyond which it stops reading.
+    timeout_s: Seconds for the whole body, so that no client holds a connection
+      by sending a byte now and then.
+    reserve: Called with the size of each part before it is kept.
   """
   too_much = exceptions.HTTPException(
     413,
     f'it has more than {uploads.MOST_BYTES / 2**20:.0f} MiB: make it smaller',
   )
   announced = request.headers.get('content-length', '0')
-  if announced.isdecimal() and int(announced) > most:
+  # Longer than any size; Python refuses to read thousands of digits.
+  is_long = len(announced) > 20
+  if announced.isdecimal() and (is_long or int(announced) > most):
     raise too_much
   body = bytearray()
   try:
-    async for part in request.stream():
-      reserve(len(part))
-      body += part
-      if len(body) > most:
-        raise too_much
+    async with asyncio.timeout(timeout_s):
+      async for part in request.stream():
+        reserve(len(part))
+        body += part
+        if len(body) > most:
+          raise too_much
   except requests.ClientDisconnect:
     raise left() from None
+  except TimeoutError:
+    raise exceptions.HTTPException(
+      408,
+      f'the body did not arrive within {timeout_s:g} s',
+      {'Connection': 'close'},
+    ) from None
   return bytes(body)
 
 

@@ -8,6 +8,7 @@ import signal
 import socket
 from typing import TYPE_CHECKING
 
+import h11
 import uvicorn
 from uvicorn.protocols.http import h11_impl
 
@@ -41,6 +42,20 @@ class Protocol(h11_impl.H11Protocol):
     connection = transport.get_extra_info('socket')
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     self._await_request()
+
+  def send_400_response(self, msg: str) -> None:
+    """Replies to bytes that are no HTTP, and ends the request before them.
+
+    uvicorn itself lets a request whose body is damaged wait for the rest, and
+    reply a second time.
+    """
+    if self.cycle is not None and not self.cycle.response_complete:
+      self.cycle.disconnected = True
+      self.cycle.message_event.set()
+    if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+      super().send_400_response(msg)
+    else:  # a reply has begun
+      self.transport.close()
 
   def on_response_complete(self) -> None:
     """Waits for the next request."""

@@ -415,7 +415,14 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
   with config_lib.explained(str(workdir), ValueError):
     model, expected = model_of_run(config, preprocess)
   everything, _, checkpoint = restoring.restore_params(workdir, step)
-  params = subtrees.at(everything, preprocess.trunk)
+  trunk = '/'.join(filter(None, preprocess.trunk.split('/')))
+  paths = traverse_util.flatten_dict(everything, sep='/')
+  if trunk and not any(path.startswith(f'{trunk}/') for path in paths):
+    raise config_lib.UserError(
+      f'{workdir}/preprocess.json: trunk is {trunk!r}, and the parameters have'
+      f' {config_lib.join_first(sorted(everything))}: restore the file'
+    )
+  params = subtrees.at(everything, trunk)
   flat = traverse_util.flatten_dict(params, sep='/')
   if problems := fit.different_arrays(flat, expected):
     raise config_lib.UserError(

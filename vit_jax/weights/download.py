@@ -18,6 +18,7 @@ import re
 import time
 from urllib import parse
 
+from vit_jax.config import check_package
 from vit_jax.config import nearby
 from vit_jax.config import store_address
 from vit_jax.config import UserError
@@ -59,7 +60,8 @@ def fetch(
     sleep: Called with the seconds to wait before a retry, but not for `hf:`.
   """
   if path.startswith('hf:'):
-    from vit_jax.weights import hub  # here, since few runs need its library
+    check_package(path, 'huggingface_hub', 'hub')
+    from vit_jax.weights import hub
 
     return hub.fetch(path, places.cache() / 'hub')
   scheme, _, location = path.partition('://')
