@@ -99,9 +99,7 @@ def _refusal(
     return _refusal_of_cudnn(attention.dtype, size)
   from vit_jax.models.parts import fused_attention
 
-  return fused_attention.refusal(
-    x.shape, attention.num_heads, attention.dtype, normalizes=attention.qk_norm
-  )
+  return fused_attention.refusal(attention, x, context)
 
 
 def _refusal_of_cudnn(dtype: jax.typing.DTypeLike, size: int) -> str:
