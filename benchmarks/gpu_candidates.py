@@ -81,9 +81,6 @@ CANDIDATES: Mapping[str, Candidate] = {
   'scan_unrolled': Candidate(
     {'model.scan': True}, {_UNROLLING: 'WHILE_LOOP_UNROLLING_FULL_UNROLL'}
   ),
-  # What the defaults won against.
-  'plain_attention': Candidate({'model.attention_implementation': 'plain'}),
-  'remat_full': Candidate({'model.remat': 'full'}),
   'dropout': Candidate({'model.dropout_rate': 0.1}, is_same=False),
   'dropout_rbg': Candidate(
     {'model.dropout_rate': 0.1, 'train.rng': 'rbg'}, is_same=False

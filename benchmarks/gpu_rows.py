@@ -46,8 +46,6 @@ _WAIT = 5.0
 # What says which measurement a row is; all other keys are its results.
 _NAMES = ('what', 'model', 'batch_size', 'against', 'name', 'changes')
 
-# Fields of `setting.Setting` that a row may have.
-_CHOICES = ('attention', 'scan', 'remat')
 # A small model, for a test of all rows without a GPU.
 SMALL: Mapping[str, Any] = {
   'model.depth': 2,
@@ -65,9 +63,9 @@ class Report(contextlib.AbstractContextManager['Report']):
   again, except those with a problem.
 
   Attributes:
-    choices: Default fields of `setting.Setting` for all rows.
     rows: The rows measured so far.
     is_small: Whether all models are small, for a test without a GPU.
+    reserved: Seconds at the end that are left to later parts.
   """
 
   def __init__(self, out: pathlib.Path, budget: float, is_small: bool = False):
@@ -78,9 +76,8 @@ class Report(contextlib.AbstractContextManager['Report']):
       budget: Seconds until the last measurement ends.
       is_small: Whether all models are small.
     """
-    self.choices: dict[str, Any] = {}
     self.rows: list[Row] = []
-    self.is_small = is_small
+    self.is_small, self.reserved = is_small, 0.0
     self._out, self._stack = out, contextlib.ExitStack()
     self._end = time.monotonic() + budget
     self._folders: dict[tuple[int, int], str] = {}
@@ -93,21 +90,14 @@ class Report(contextlib.AbstractContextManager['Report']):
   def __exit__(self, *_: object) -> None:
     self._stack.close()
 
-  def train(self, model: str, batch_size: int, **choices: Any) -> None:
-    """Measures training steps.
-
-    Args:
-      model: Name of the model.
-      batch_size: Number of images in a step.
-      **choices: Fields of `setting.Setting`.
-    """
+  def train(self, model: str, batch_size: int) -> None:
+    """Measures training steps."""
 
     def measure() -> Row:
-      bench = self._bench(model, batch_size, **choices)
+      bench = self._bench(model, batch_size)
       return self._rate(bench, bench.ours.train, 'step')
 
-    said = self._names('train', model, batch_size)
-    self._row(said | choices, measure, _LONGEST)
+    self._row(self._names('train', model, batch_size), measure, _LONGEST)
 
   def against_timm(
     self, model: str, batch_size: int, parts: Sequence[str] = ('train',)
@@ -235,10 +225,10 @@ class Report(contextlib.AbstractContextManager['Report']):
       seconds: How long it may take.
     """
     row: Row = {key: value for key, value in said.items() if value != {}}
-    row |= self.choices
     if _key(row) in map(_key, self.rows):
       return
-    if time.monotonic() + seconds > self._end and not self.is_small:
+    end = time.monotonic() + seconds + self.reserved
+    if end > self._end and not self.is_small:
       row['problem'] = 'not reached in the time'
     else:
       start = time.monotonic()
@@ -276,11 +266,9 @@ class Report(contextlib.AbstractContextManager['Report']):
     changes: Mapping[str, Any] | None = None,
     compare: str = 'baseline',
     torch_compile: bool = False,
-    **choices: Any,
-  ) -> Any:
-    fields = {'dtype': 'bfloat16'} | self.choices | choices
+  ) -> measures.Bench:
     return measures.Bench(
-      self._config(model, batch_size, changes or {}, fields),
+      self._config(model, batch_size, changes or {}),
       _BLOCKS,
       self._facts['matmul_tflops'] * 1e12,
       compare,
@@ -288,20 +276,17 @@ class Report(contextlib.AbstractContextManager['Report']):
     )
 
   def _config(
-    self,
-    model: str,
-    batch_size: int,
-    changes: Mapping[str, Any],
-    fields: dict[str, Any],
+    self, model: str, batch_size: int, changes: Mapping[str, Any]
   ) -> ml_collections.ConfigDict:
     size = setting_lib.PHOTOGRAPH
     if model == setting_lib.TUTORIAL or self.is_small:
       size = setting_lib.SMALL
-    if self.is_small:
-      fields = fields | {'image_size': _SMALL_SIZE}
-      batch_size = min(batch_size, 4)
     setting = setting_lib.Setting(
-      model=model, batch_size=batch_size, data=self._data(size), **fields
+      model=model,
+      image_size=_SMALL_SIZE if self.is_small else None,
+      batch_size=min(batch_size, 4) if self.is_small else batch_size,
+      dtype='bfloat16',
+      data=self._data(size),
     )
     with setting.changes() as all_changes:
       if self.is_small:
@@ -401,10 +386,15 @@ def _progress(workdir: pathlib.Path) -> Row:
     # The run may be writing the last one.
     with contextlib.suppress(json.JSONDecodeError):
       row |= json.loads(line)
+  return _results(row)
+
+
+def _results(row: Row) -> Row:
   names = ('step', 'train/images_per_second', 'train/loss')
-  kept = {key: row[key] for key in names if key in row}
-  return kept | {
-    k: x for k, x in row.items() if k.startswith(('val/', 'test/'))
+  return {
+    key: value
+    for key, value in row.items()
+    if key in names or key.startswith(('val/', 'test/'))
   }
 
 
@@ -440,14 +430,24 @@ def markdown(report: Row) -> str:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-  chosen = {
-    key: row[key] for key in (*_CHOICES, 'changes', 'options') if key in row
-  }
+  chosen = {key: row[key] for key in ('changes', 'options') if key in row}
   against, size = row.get('against', ''), str(row.get('batch_size', ''))
   what = ' '.join(str(row[key]) for key in ('what', 'name') if key in row)
   first = what, row['model'], size, _list(chosen)
   if 'problem' in row:
     return (*first, row['problem'], '', against, '', '')
+  if row['what'] == 'profile':
+    kinds = (f'{kind} {ms:.1f}' for kind, ms in row['kinds'].items())
+    return (
+      *first,
+      f'{row["milliseconds"]:.1f} ms: {", ".join(kinds)}',
+      '',
+      '',
+      '',
+      '',
+    )
+  if row['what'] == 'recipe':
+    return (*first, _list(_results(row)), '', '', '', '')
   return (
     *first,
     _spread(row, 'images_per_second', 'range', ',.0f'),

@@ -19,6 +19,9 @@ CANDIDATES = {
   'flat_optimizer': gpu_candidates.CANDIDATES['flat_optimizer'],
   'cublaslt': gpu_candidates.CANDIDATES['cublaslt'],
   'tokens_200': gpu_candidates.CANDIDATES['tokens_200'],
+  'cudnn': gpu_candidates.Candidate(
+    {'model.attention_implementation': 'cudnn'}  # which no CPU has
+  ),
   'unknown': gpu_candidates.Candidate(options={'xla_gpu_unknown': True}),
   'another': gpu_candidates.Candidate({'optim.learning_rate': 3.0}),
 }
@@ -39,9 +42,7 @@ def written(short, tmp_path_factory):
   """The report of some rows: (its directory, the rows)."""
   out = tmp_path_factory.mktemp('report')
   with gpu_rows.Report(out, 10_000, is_small=True) as report:
-    report.choices |= {'scan': True}
     report.train(MODEL, 4)
-    report.train(MODEL, 2, attention='cudnn')  # which no CPU has
     report.profile(MODEL, 4)
     report.candidates(MODEL, 4, CANDIDATES)
   return out, report.rows
@@ -53,20 +54,19 @@ def test_rows(written):
   stored = json.loads((out / 'report.json').read_text())
   assert stored['rows'] == rows
   assert stored['device'] and stored['cores'] and stored['date']
-  train, cudnn, profile, *candidates = rows
+  train, profile, *candidates = rows
   low, high = train['range']
   assert 0 < low <= train['images_per_second'] <= high
   # No peak is known of a CPU: of the rate of products.
   assert train['mfu'] == pytest.approx(train['tflops'] / 0.1)
-  assert train['scan'] is True
-  assert 'cudnn' in cudnn['problem'].lower()
   assert 0 < sum(profile['kinds'].values()) <= 1.01 * profile['milliseconds']
   assert profile['kernels'][0]['name'] and profile['kernels'][0]['times'] > 0
-  flat, cublaslt, tokens, unknown, another = candidates
+  flat, cublaslt, tokens, cudnn, unknown, another = candidates
   for row in (flat, cublaslt, tokens):
     assert 'problem' not in row, row
     assert row['ratio'] > 0 and row['milliseconds_per_step'] > 0
   assert cublaslt['options'] == {'xla_gpu_enable_cublaslt': True}
+  assert 'cudnn' in cudnn['problem'].lower()
   assert 'No such compile option' in unknown['problem']
   assert 'what is not the same is not timed' in another['problem']
 
@@ -77,11 +77,11 @@ def test_the_table(written):
   lines = (out / 'report.md').read_text().splitlines()
   rows = [line for line in lines if line.startswith(('| train', '| candidate'))]
   assert len(rows) == 7 and all(row.count('|') == 10 for row in rows)
-  assert 'candidate flat_optimizer' in rows[2]
-  *_, against, baseline, ratio, _ = rows[2].split('|')
+  assert 'candidate flat_optimizer' in rows[1]
+  *_, against, baseline, ratio, _ = rows[1].split('|')
   assert against == ' defaults '
   number = r'[\d,.]+'
-  for cell in (rows[2].split('|')[5], baseline, ratio):
+  for cell in (rows[1].split('|')[5], baseline, ratio):
     assert re.fullmatch(rf' {number} \({number} - {number}\) ', cell)
 
 
@@ -91,13 +91,12 @@ def test_goes_on_with_a_report_that_is_there(written, tmp_path):
   out, rows = written
   shutil.copy(out / 'report.json', tmp_path)
   with gpu_rows.Report(tmp_path, 1, is_small=False) as report:
-    report.choices |= {'scan': True}
     report.train(MODEL, 4)
     report.candidates(MODEL, 4, CANDIDATES)
   good = [row for row in rows if 'problem' not in row]
   assert report.rows[: len(good)] == good
   problems = [row['problem'] for row in report.rows[len(good) :]]
-  assert problems == 2 * ['not reached in the time']
+  assert problems == 3 * ['not reached in the time']
   assert 'not reached' in (tmp_path / 'report.md').read_text()
 
 
@@ -113,9 +112,9 @@ def test_goes_on_with_a_report_that_is_there(written, tmp_path):
 def test_our_candidates_train_as_the_defaults(name, short, tmp_path):
   one = gpu_candidates.CANDIDATES[name]
   with gpu_rows.Report(tmp_path, 10_000, is_small=True) as report:
-    report.choices |= {'dtype': 'float32'}
-    bench = report._bench(MODEL, 4, one.changes)
-    base = report._bench(MODEL, 4)
+    exact = {'train.dtype': 'float32'}
+    bench = report._bench(MODEL, 4, {**one.changes, **exact})
+    base = report._bench(MODEL, 4, exact)
   for _ in range(2):
     assert bench.ours.train(1) == pytest.approx(base.ours.train(1), rel=1e-4)
 
@@ -129,7 +128,7 @@ def test_the_command(tmp_path):
   result = commands.python(
     *('-m', 'benchmarks.gpu_report', f'--out={out}', '--small'),
     *('--compile_cache=', '--parts=candidates,loop,recipe', '--budget=400'),
-    *('--candidates=remat_full', f'--cifar10={cifar10}'),
+    *('--candidates=remat_none', f'--cifar10={cifar10}'),
     env=commands.CPU_ENV,
   )
   assert result.returncode == 0, result.stderr

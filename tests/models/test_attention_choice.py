@@ -18,6 +18,12 @@ FIELDS = {'hidden_size': 128, 'num_heads': 2, 'mlp_dim': 32, 'depth': 2}
 KERNEL = 'tpu_custom_call'
 
 
+class Device(types.SimpleNamespace):
+  """A device that is made up."""
+
+  __hash__ = object.__hash__
+
+
 def tpu(kind, count=1):
   """Puts a mesh of TPUs in the context."""
   device = jax.sharding.AbstractDevice(kind, 1, 'tpu')
@@ -55,7 +61,7 @@ def on(monkeypatch):
   def set_platform(platform, **device):
     monkeypatch.setattr(jax, 'default_backend', lambda: platform)
     if device:
-      device = types.SimpleNamespace(platform=platform, **device)
+      device = Device(platform=platform, **device)
       monkeypatch.setattr(jax, 'devices', lambda: [device])
 
   return set_platform

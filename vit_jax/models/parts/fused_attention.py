@@ -41,6 +41,7 @@ from jax.interpreters import mlir
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from vit_jax.config.errors import one_line
 from vit_jax.models import fields
 from vit_jax.models.attention import Attention
 from vit_jax.models.attention import Projection
@@ -241,8 +242,8 @@ def compile_problem(kernel: Kernel, device: jax.Device) -> str:
     error = thread.submit(_compile, kernel, device).exception()
   if error is None:
     return ''
-  lines = str(error).splitlines() or ['']
-  return f'the compiler refuses it: {type(error).__name__}: {lines[0][:200]}'
+  reason = f'{type(error).__name__}: {one_line(error)}'
+  return f'the compiler refuses it: {reason[:200]}'
 
 
 def _compile(kernel: Kernel, device: jax.Device) -> None:
