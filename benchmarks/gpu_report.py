@@ -149,7 +149,9 @@ def _candidates(report: 'gpu_rows.Report') -> None:
 
 def _loop(report: 'gpu_rows.Report') -> None:
   """Measures the loop with small images on the device, and from files."""
-  changes = _ON_DEVICE | {'train.log_every': '50 steps'}
+  steps = 2 if report.is_small else 50
+  changes = _ON_DEVICE | {'train.steps_per_call': steps}
+  changes |= {'train.log_every': f'{steps} steps'}
   report.loop('tutorial', 128, changes)
   report.loop(_BASE, _BATCH)
 

@@ -78,6 +78,7 @@ class Report(contextlib.AbstractContextManager['Report']):
     """
     self.rows: list[Row] = []
     self.is_small, self.reserved = is_small, 0.0
+    self._blocks = 2 if is_small else _BLOCKS
     self._out, self._stack = out, contextlib.ExitStack()
     self._end = time.monotonic() + budget
     self._folders: dict[tuple[int, int], str] = {}
@@ -159,9 +160,10 @@ class Report(contextlib.AbstractContextManager['Report']):
         steps = _Steps(bench)
         if one.is_same:
           steps.check(base())
-        return _in_turns(steps, base())
+        return _in_turns(steps, base(), self._blocks)
 
-      said = self._names('candidate', model, batch_size) | {'name': name}
+      said = self._names('candidate', model, batch_size)
+      said |= {'against': 'defaults', 'name': name}
       said |= {'changes': dict(one.changes), 'options': dict(one.options)}
       self._row(said, measure, _SHORT)
       _free()
@@ -176,7 +178,8 @@ class Report(contextlib.AbstractContextManager['Report']):
       return bench.end_to_end() | {'cores': batches.num_cores()}
 
     said = self._names('end_to_end', model, batch_size)
-    self._row(said | {'changes': changes or {}}, measure, _LONGEST)
+    said |= {'against': 'bare step', 'changes': changes or {}}
+    self._row(said, measure, _LONGEST)
 
   def recipe(self, config: str, changes: Mapping[str, Any]) -> None:
     """Trains a recipe by its command, as far as the time allows.
@@ -269,7 +272,7 @@ class Report(contextlib.AbstractContextManager['Report']):
   ) -> measures.Bench:
     return measures.Bench(
       self._config(model, batch_size, changes or {}),
-      _BLOCKS,
+      self._blocks,
       self._facts['matmul_tflops'] * 1e12,
       compare,
       torch_compile=torch_compile,
@@ -306,7 +309,7 @@ class Report(contextlib.AbstractContextManager['Report']):
     self, bench: Any, function: Callable[[int], Any], pass_: str
   ) -> Row:
     steps = timing.steps_per_block([function], _BLOCK_SECONDS)
-    times = timing.in_turns({'': lambda: function(steps)}, _BLOCKS)['']
+    times = timing.in_turns({'': lambda: function(steps)}, self._blocks)['']
     images = steps * bench.experiment.config.train.batch_size
     flops = getattr(bench.experiment.program.flops, pass_) * steps
     achieved = flops / statistics.median(times)
@@ -347,7 +350,7 @@ class _Steps:
         )
 
 
-def _in_turns(steps: _Steps, base: _Steps) -> Row:
+def _in_turns(steps: _Steps, base: _Steps, blocks: int) -> Row:
   """Returns the rates of a candidate and of the defaults, and their ratio."""
   count = timing.steps_per_block([base.train, steps.train], _BLOCK_SECONDS)
   times = timing.in_turns(
@@ -355,12 +358,11 @@ def _in_turns(steps: _Steps, base: _Steps) -> Row:
       'candidate': lambda: steps.train(count),
       'base': lambda: base.train(count),
     },
-    _BLOCKS,
+    blocks,
   )
   images = count * steps.images
   median = statistics.median(times['candidate'])
   return timing.compare(times['candidate'], times['base'], images) | {
-    'against': 'defaults',
     'milliseconds_per_step': 1e3 * median / count,
     'planned_gib': steps.planned_gib,
   }

@@ -32,7 +32,6 @@ def short():
   """Few blocks, and a rough rate of products."""
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(timing, 'matmul_flops', lambda *_: 1e11)
-    patch.setattr(gpu_rows, '_BLOCKS', 2)
     patch.setattr(gpu_rows, '_BLOCK_SECONDS', 0.01)
     yield
 
