@@ -168,6 +168,7 @@ def _recipe(report: 'gpu_rows.Report') -> None:
     changes |= {'model.depth': 1, 'model.hidden_size': 64}
     changes |= {'data.split': 'train', 'evals.val.split': ''}
     changes |= {'evals.test.split': '', 'checkpoint.best': ''}
+    changes |= {'optim.warmup': '0 steps'}
   report.recipe(_RECIPE, changes)
 
 

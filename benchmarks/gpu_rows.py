@@ -210,8 +210,9 @@ class Report(contextlib.AbstractContextManager['Report']):
         row = _progress(workdir) | {
           'run_seconds': round(time.monotonic() - start, 1)
         }
-      if run.returncode:
-        row['problem'] = f'ended with {run.returncode}: too little time'
+      if run.returncode:  # 143: it was stopped
+        why = 'too little time' if run.returncode == 143 else 'see its output'
+        row['problem'] = f'ended with {run.returncode}: {why}'
       return row
 
     self._row(said, measure, _SHORT)

@@ -1,5 +1,6 @@
 """The report for GPUs, on the CPU with a small model; no time is asserted."""
 
+import importlib.util
 import json
 import re
 import shutil
@@ -177,14 +178,26 @@ class Calls:
     return lambda *args: self.calls.append((name, *args))
 
 
-def test_models_take_turns_with_timm():
-  pytest.importorskip('timm')
+@pytest.mark.parametrize('has_timm', [True, False])
+def test_models_take_turns_with_timm(has_timm, monkeypatch):
+  """Where it is installed."""
+  monkeypatch.setattr(
+    importlib.util, 'find_spec', lambda name: has_timm or None
+  )
   report = Calls()
   gpu_report._train(report)
+  sizes = [
+    ('ViT-B/16', 256),
+    ('ViT-B/16', 512),
+    ('ViT-L/16', 128),
+    ('ViT-S/16', 1024),
+    ('ViT-H/14', 64),
+  ]
+  if not has_timm:
+    assert report.calls == [('train', *size) for size in sizes]
+    return
+  parts = [('train',), ('train', 'infer'), *3 * [('train',)]]
   assert report.calls == [
-    ('against_timm', 'ViT-B/16', 256, ('train',)),
-    ('against_timm', 'ViT-B/16', 512, ('train', 'infer')),
-    ('against_timm', 'ViT-L/16', 128, ('train',)),
-    ('against_timm', 'ViT-S/16', 1024, ('train',)),
-    ('against_timm', 'ViT-H/14', 64, ('train',)),
+    ('against_timm', *size, part)
+    for size, part in zip(sizes, parts, strict=True)
   ]
