@@ -228,10 +228,10 @@ def _our_batches(
     config.data.name = name
     _check_batch(config, _PLAIN, kind)
     for threads in (1, 2):
-      functions[f'{kind}_{threads}'] = _batching(config, steps, threads)
+      functions[f'{kind}_{threads}'] = batching(config, steps, threads)
   config.data.name, config.data.antialias = folder, True
   _check_batch(config, _TRAIN, 'folder_smooth')
-  functions['folder_smooth_2'] = _batching(config, steps, 2)
+  functions['folder_smooth_2'] = batching(config, steps, 2)
   return functions
 
 
@@ -282,7 +282,7 @@ def _small(
   batch = _first_batch(source, config)
   theirs = [_read(source.read(int(i)).origin) for i in batch['index']]
   difference = _compare(batch['image'], theirs, 'cv2.imread')
-  functions = {f'small_{n}': _batching(config, steps, n) for n in (1, 2)}
+  functions = {f'small_{n}': batching(config, steps, n) for n in (1, 2)}
   times = timing.in_turns(functions | {'imread': loop}, blocks)
   pairs = [('small_1', 'imread'), ('small_2', 'imread'), ('small_2', 'small_1')]
   return {
@@ -305,7 +305,7 @@ def _first_batch(
   return batch
 
 
-def _batching(
+def batching(
   config: ml_collections.ConfigDict, steps: int, threads: int
 ) -> Callable[[], None]:
   """Returns a function that makes the batches of some steps."""

@@ -134,14 +134,14 @@ class Bench:
     flops = self.experiment.program.flops.forward
     entry = self._in_turns(self.ours.forward, self.rival.forward, flops)
     compiled = _compiled_gflop(self.ours.compiled_forward)
-    return entry | compiled | self._memory['infer']
+    return entry | compiled | self._memory.get('infer', {})
 
   def train(self) -> Entry:
     """Times whole training steps on a batch that is on the device."""
     flops = self.experiment.program.flops.step
     entry = self._in_turns(self.ours.train, self.rival.train, flops)
     compiled = _compiled_gflop(self.ours.compiled_step)
-    return entry | compiled | self._memory['train']
+    return entry | compiled | self._memory.get('train', {})
 
   def _check_losses(self, losses: list[float]) -> None:
     """Compares the losses of the first two steps.

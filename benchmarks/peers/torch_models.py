@@ -55,6 +55,8 @@ class TorchModel(base.Peer):
       _write(task, path, _FORMATS[name])
       load = {'timm': _load_timm, 'transformers': _load_transformers}[name]
       module = load(library, path, task).to(self._device)
+    if on_gpu:  # the patch embedding is a convolution
+      module = module.to(memory_format=torch.channels_last)
     self._module = module  # the compiled function shares its mode
     self._call = torch.compile(module) if compiles else module
     self._optim = task.optim
@@ -69,6 +71,8 @@ class TorchModel(base.Peer):
     )
     images = np.ascontiguousarray(np.moveaxis(task.images, -1, 1))
     self._images = torch.from_numpy(images).to(self._device)
+    if on_gpu:
+      self._images = self._images.contiguous(memory_format=torch.channels_last)
     labels = torch.from_numpy(task.labels.astype(np.int64))
     self._labels = labels.to(self._device)
     self._autocast = functools.partial(

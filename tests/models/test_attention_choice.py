@@ -11,10 +11,17 @@ import pytest
 from vit_jax import models
 from vit_jax.models import attention
 from vit_jax.models import context as context_lib
+from vit_jax.models.parts import fused_attention
 from vit_jax.models.parts import kernels
 
 FIELDS = {'hidden_size': 128, 'num_heads': 2, 'mlp_dim': 32, 'depth': 2}
 KERNEL = 'tpu_custom_call'
+
+
+class Device(types.SimpleNamespace):
+  """A device that is made up."""
+
+  __hash__ = object.__hash__
 
 
 def tpu(kind, count=1):
@@ -54,7 +61,7 @@ def on(monkeypatch):
   def set_platform(platform, **device):
     monkeypatch.setattr(jax, 'default_backend', lambda: platform)
     if device:
-      device = types.SimpleNamespace(platform=platform, **device)
+      device = Device(platform=platform, **device)
       monkeypatch.setattr(jax, 'devices', lambda: [device])
 
   return set_platform
@@ -97,7 +104,12 @@ def test_tpus_get_what_works(
     ('TPU v4', 577, False),
     ('TPU v5 lite', 577, True),
     ('TPU7x', 577, True),
-    ('TPU v5 lite', 1025, False),
+    ('TPU v4', 1025, False),
+    ('TPU v5 lite', 1025, True),
+    ('TPU v5', 1025, True),
+    ('TPU v5', 1369, False),
+    ('TPU v6 lite', 1369, True),
+    ('TPU v6 lite', 2049, False),
   ],
 )
 def test_more_tokens_fit_where_a_chip_has_more_memory(
@@ -164,6 +176,35 @@ def test_auto_says_in_the_log_what_it_takes(on, monkeypatch):
   assert 'float16' in text
   assert 'jax.set_mesh' in text
   assert len(lines) == len(set(lines))
+
+
+@pytest.mark.parametrize('implementation', ['auto', 'fused'])
+@pytest.mark.parametrize('compiles', [True, False])
+def test_a_kernel_that_does_not_compile_is_not_taken(
+  implementation, compiles, on, monkeypatch
+):
+  """No compiler has a device that is made up; the log has its first line."""
+  lines = []
+  monkeypatch.setattr(
+    logging, 'info', lambda text, *args: lines.append(text % args)
+  )
+  for cached in (kernels.log_choice, fused_attention.compile_problem):
+    cached.cache_clear()
+  on('tpu', device_kind='TPU v5 lite')
+  monkeypatch.setattr(jax, 'local_devices', jax.devices)
+  if compiles:
+    monkeypatch.setattr(fused_attention, '_compile', lambda *_: None)
+  with tpu('TPU v5 lite'):
+    traced = trace(
+      implementation=implementation,
+      attention='attention(qk_norm=True)',
+      positions='rope',
+    )
+    assert has_kernel(traced) == compiles
+  (line,) = [x for x in lines if 'attention on tpu' in x and 'first' not in x]
+  expected = "'fused'" if compiles else 'the compiler refuses it: '
+  assert expected in line
+  fused_attention.compile_problem.cache_clear()
 
 
 def softmax_types(implementation):

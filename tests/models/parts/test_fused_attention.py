@@ -97,6 +97,21 @@ def test_a_model_of_kernels_is_the_same_function(fields):
   assert_same_function({'attention': 'attention(qk_norm=True)', **fields})
 
 
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {'positions': 'rope'},
+    {'hidden_size': 384, 'num_heads': 12},
+    {'hidden_size': 512, 'num_heads': 2, 'positions': 'rope'},
+  ],
+)
+def test_a_loop_over_registers_is_the_same_function(fields, monkeypatch):
+  """As long sequences have it; a register holds two heads, four, or a half."""
+  monkeypatch.setattr(fused_attention, '_LONG', 4)
+  fields = {'hidden_size': 256, 'num_heads': 4, **fields}
+  assert_same_function({'attention': 'attention(qk_norm=True)', **fields})
+
+
 def mesh_of_one():
   """Without a mesh in the context, several devices get no kernel."""
   auto = (jax.sharding.AxisType.Auto,)
@@ -251,4 +266,6 @@ def test_shapes_that_do_not_fit():
   assert fused_attention.fits((8, 257, 1280), 16, half)  # ViT-H/14
   assert not fused_attention.fits((8, 257, 1280), 16, single)
   assert not fused_attention.fits((8, 197, 192), 3, half)  # ViT-Ti/16
-  assert not fused_attention.fits((8, 1025, 1024), 16, half)  # 512 pixels
+  assert not fused_attention.fits((8, 577, 768), 12, half)  # 384 pixels
+  # Nor can a loop go over heads of 80 channels, on any chip.
+  assert not fused_attention.fits((8, 577, 1280), 16, half)

@@ -22,10 +22,12 @@ head.
 
 from collections.abc import Callable
 from collections.abc import Iterator
+import concurrent.futures
 import dataclasses
 import functools
 import math
 from typing import Any
+from typing import NamedTuple
 
 import flax
 from flax import linen as nn
@@ -39,6 +41,7 @@ from jax.interpreters import mlir
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from vit_jax.config.errors import one_line
 from vit_jax.models import refusals
 from vit_jax.models.attention import Attention
 from vit_jax.models.attention import Projection
@@ -93,13 +96,17 @@ _Before = tuple[Turn | None, Norms | None]
 _Inputs = tuple[jax.Array, _Before]
 
 
-# TPU v4 has the least memory on the chip, 16 MiB a core, of which some is the
-# compiler's. Newer ones have 64 MiB and more. A kernel's need is an estimate,
+_MIB = 2**20
+# Memory of a core's vector unit, MiB: v5p and v7x have 64.
+_MEMORY = {'TPU v4': 16, 'TPU v5 lite': 128, 'TPU v6 lite': 128}
+# What a kernel may take of it, MiB: the least of these that suffices, since the
+# program around the kernel cannot use it then. A kernel's need is an estimate,
 # and the compiler takes up to a fifth more.
-_SMALL_CHIP = 23 * 2**19
-_LARGE_CHIP = 24 * 2**20
-_SMALL_LIMIT = 14 * 2**20
-_LARGE_LIMIT = 40 * 2**20
+_LIMITS = (14, 40, 56, 104)
+_SLACK = 1.217
+# With more tokens, a loop goes over the registers of all heads: the compiler
+# takes minutes for a program that has the code of each head.
+_LONG = 512
 
 
 def attend(attention: Attention, x: jax.Array, context: Context) -> jax.Array:
@@ -179,13 +186,10 @@ def make_turn(
   return Turn(cos, sin, size // 2 if rotation.halves else 1)
 
 
-def refusal(
-  shape: tuple[int, ...],
-  num_heads: int,
-  dtype: jax.typing.DTypeLike,
-  normalizes: bool = False,
-) -> str:
+def refusal(attention: Attention, x: jax.Array, context: Context) -> str:
   """Returns why the kernel cannot compute this; '' if it can; see `fits`."""
+  shape, num_heads, dtype = x.shape, attention.num_heads, attention.dtype
+  normalizes = attention.qk_norm
   mesh, kind = jax.sharding.get_abstract_mesh(), _device_kind()
   config: Any = jax.config
   precision = config.jax_default_matmul_precision
@@ -202,7 +206,65 @@ def refusal(
     'axes of the mesh are explicit': math.prod(explicit) > 1,
     f'{shape} with {num_heads} heads does not fit a chip': not does_fit,
   }
-  return refusals.first_reason(reasons)
+  reason, device = refusals.first_reason(reasons), jax.local_devices()[0]
+  if reason or device.platform != 'tpu':
+    return reason
+  ways = _split()[1]
+  kernel = Kernel(
+    *(shape[1], shape[2] // ways, num_heads // ways, dtype.name),
+    rotates_halves=getattr(context.rotation, 'halves', None),
+    centers=isinstance(attention.norm, LayerNorm) if normalizes else None,
+  )
+  return compile_problem(kernel, device)
+
+
+class Kernel(NamedTuple):
+  """All that decides how the kernel is compiled for a chip."""
+
+  tokens: int  # T
+  width: int  # D, of one device
+  num_heads: int  # H, of one device
+  dtype: str
+  # Whether pairs of channels are half a head apart; None: no rotation.
+  rotates_halves: bool | None = None
+  # Whether QK-norm subtracts the mean; None: no QK-norm.
+  centers: bool | None = None
+
+
+@functools.cache
+def compile_problem(kernel: Kernel, device: jax.Device) -> str:
+  """Compiles a kernel alone; returns why its compiler refuses it, or ''.
+
+  A refusal within a training step would end the run.
+  """
+  # A thread of its own has neither the caller's mesh nor its trace.
+  with concurrent.futures.ThreadPoolExecutor(1) as thread:
+    error = thread.submit(_compile, kernel, device).exception()
+  if error is None:
+    return ''
+  reason = f'{type(error).__name__}: {one_line(error)}'
+  return f'the compiler refuses it: {reason[:200]}'
+
+
+def _compile(kernel: Kernel, device: jax.Device) -> None:
+  """Compiles the forward and the backward pass of two images for a device."""
+  tokens, width, num_heads = kernel[:3]
+  sharding = jax.sharding.SingleDeviceSharding(device)
+  array = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
+  size, turn, norms = width // num_heads, None, None
+  if kernel.rotates_halves is not None:
+    table = array((tokens, size), jnp.float32)
+    turn = Turn(table, table, size // 2 if kernel.rotates_halves else 1)
+  if kernel.centers is not None:
+    norms = Norms(array((2, 2, size), jnp.float32), 0.0, kernel.centers)
+
+  def attend(qkv: jax.Array, before: _Before, grad: jax.Array) -> Any:
+    y, pull_back = jax.vjp(functools.partial(_attend, num_heads), qkv, before)
+    return y, pull_back(grad)
+
+  qkv = array((2, tokens, 3, width), kernel.dtype)
+  grad = array((2, tokens, width), kernel.dtype)
+  jax.jit(attend).lower(qkv, (turn, norms), grad).compile()
 
 
 def fits(
@@ -225,17 +287,23 @@ def fits(
   batch, ways = _split()
   if num_heads % ways or b % batch or (d // ways) % _LANES:
     return False
+  size = d // num_heads
+  if t > _LONG and _LANES % size and size % _LANES:
+    return False  # a loop over registers needs whole heads in each
   kind = _device_kind()
-  is_large = kind.startswith('TPU') and kind != 'TPU v4'
+  memory = _MEMORY.get(kind, 64 if kind.startswith('TPU') else 16)
   itemsize = jnp.dtype(dtype).itemsize
-  need = _need(t, d // ways, d // num_heads, itemsize, rotates, normalizes)
-  return b > 0 and need <= (_LARGE_CHIP if is_large else _SMALL_CHIP)
+  limit = _limit(t, d // ways, size, itemsize, rotates, normalizes)
+  return b > 0 and limit is not None and limit < memory * _MIB
 
 
-def _need(
+def _limit(
   t: int, d: int, size: int, itemsize: int, rotates: bool, normalizes: bool
-) -> int:
-  """Returns about how many bytes of a chip's memory the kernel needs."""
+) -> int | None:
+  """Returns how many bytes of a chip's memory the kernel may take.
+
+  None: it needs more than any chip has.
+  """
   rows = -(-t // 16) * 16
   columns = -(-t // _LANES) * _LANES
   # The backward program reads and writes seven arrays [T, D], while the arrays
@@ -247,7 +315,8 @@ def _need(
     # Queries and keys of a head in float32: centred, squares and gradients.
     width = _LANES * (1 if _LANES % size == 0 else 2)
     moved += 2 * 3 * 4 * rows * width
-  return moved + 5 * 4 * rows * columns
+  need = _SLACK * (moved + 5 * 4 * rows * columns)
+  return next((x * _MIB for x in _LIMITS if need <= x * _MIB), None)
 
 
 def _device_kind() -> str:
@@ -453,13 +522,10 @@ def _call(
     zeros = (0,) * (x.ndim - 1)
     return pl.BlockSpec((1, *x.shape[1:]), lambda i: (i, *zeros))
 
-  # The limit of a small chip where that suffices: what a kernel may take, the
-  # program around it does not use.
-  is_small = _SMALL_CHIP >= _need(
+  limit = _limit(
     *(t, d, d // num_heads, arrays[0].dtype.itemsize),
     *(x is not None for x in before),
   )
-  limit = _SMALL_LIMIT if is_small else _LARGE_LIMIT
   tables, form = jax.tree.flatten(before)
   specs = [part(0), part(1), part(2), part(0)][: len(arrays)]
   specs += [pl.BlockSpec(x.shape, lambda i, n=x.ndim: (0,) * n) for x in tables]
@@ -498,7 +564,8 @@ def _forward_kernel(
   *tables, out_ref = refs
   turn, norms = jax.tree.unflatten(form, tables)
   size = query_ref.shape[-1] // num_heads
-  for lanes, head_lanes in _lanes_by_head(query_ref.shape[-1], size):
+
+  def attend(lanes: Any, head_lanes: jax.Array) -> None:
     normed = functools.partial(
       _normed, norms=norms, head_lanes=head_lanes, size=size
     )
@@ -513,6 +580,8 @@ def _forward_kernel(
     weights, total = _softmax(query, key, size)
     y = _dot(weights.astype(query.dtype), value_ref[0, :, lanes], (1, 0))
     _write(out_ref, lanes, head_lanes, y / total)
+
+  _each_head(query_ref.shape, size, attend)
 
 
 def _backward_kernel(
@@ -530,7 +599,8 @@ def _backward_kernel(
     ref[...] = jnp.zeros_like(ref)
   width, dtype = query_ref.shape[-1], query_ref.dtype
   size = width // num_heads
-  for lanes, head_lanes in _lanes_by_head(width, size):
+
+  def pull_back_head(lanes: Any, head_lanes: jax.Array) -> None:
     normed = functools.partial(
       _normed, norms=norms, head_lanes=head_lanes, size=size
     )
@@ -549,8 +619,10 @@ def _backward_kernel(
         to = _columns(norms.scales, lanes)
         scales_grad_ref[0][0, i, :, to] += change
     for i, x in enumerate(grads):
-      to = slice(i * width + lanes.start, i * width + lanes.stop)
+      to = pl.ds(i * width + lanes.start, lanes.size)
       _write(qkv_grad_ref, to, head_lanes, x)
+
+  _each_head(query_ref.shape, size, pull_back_head)
 
 
 def _grads(
@@ -594,13 +666,37 @@ def _dot(x: jax.Array, y: jax.Array, axes: tuple[int, int]) -> jax.Array:
 # Heads in registers.
 
 
-def _lanes_by_head(width: int, size: int) -> Iterator[tuple[slice, jax.Array]]:
+def _each_head(
+  shape: tuple[int, ...],
+  size: int,
+  compute: Callable[[Any, jax.Array], None],
+) -> None:
+  """Calls `compute` for each head of `size` channels; arrays are [1, T, D].
+
+  It gets the lanes to read, and which of them are the head's own.
+  """
+  _, tokens, width = shape
+  if tokens <= _LONG:
+    for lanes, head_lanes in _lanes_by_head(width, size):
+      compute(lanes, head_lanes)
+    return
+  step = max(size, _LANES)
+
+  def registers(i: jax.Array, _: None) -> None:
+    first = pl.multiple_of(i * step, _LANES)
+    for _lanes, head_lanes in _lanes_by_head(step, size):
+      compute(pl.ds(first, step), head_lanes)
+
+  jax.lax.fori_loop(0, width // step, registers, None)
+
+
+def _lanes_by_head(width: int, size: int) -> Iterator[tuple[Any, jax.Array]]:
   """Yields the lanes to read for each head, and which of them are its own."""
   for start in range(0, width, size):
     low = start // _LANES * _LANES
     high = min(-(-(start + size) // _LANES) * _LANES, width)
     lane = low + jax.lax.broadcasted_iota(jnp.int32, (1, high - low), 1)
-    yield slice(low, high), (lane >= start) & (lane < start + size)
+    yield pl.ds(low, high - low), (lane >= start) & (lane < start + size)
 
 
 def _table_width(width: int, size: int) -> int:
@@ -608,14 +704,12 @@ def _table_width(width: int, size: int) -> int:
   return width if _LANES % size else _LANES
 
 
-def _columns(table: Any, lanes: slice) -> slice:
+def _columns(table: Any, lanes: Any) -> Any:
   """Returns where the values for some lanes of [T, D] are in a table."""
   return lanes if table.shape[-1] > _LANES else slice(None)
 
 
-def _lane_scales(
-  norms: Norms | None, row: int, lanes: slice
-) -> jax.Array | None:
+def _lane_scales(norms: Norms | None, row: int, lanes: Any) -> jax.Array | None:
   """Returns scale and bias of queries (row 0) or keys (1), [2, lanes]."""
   if norms is None:
     return None
@@ -640,7 +734,7 @@ def _normed(
 
 
 def _turned(
-  x: jax.Array, lanes: slice, turn: Turn | None, direction: int = 1
+  x: jax.Array, lanes: Any, turn: Turn | None, direction: int = 1
 ) -> jax.Array:
   """Rotates [T, lanes] of all heads in some lanes; gradients backwards (-1)."""
   if turn is None:
@@ -680,7 +774,7 @@ def _only(head_lanes: jax.Array, x: jax.Array) -> jax.Array:
   return jnp.where(head_lanes, x, jnp.zeros_like(x))
 
 
-def _write(ref: Any, lanes: slice, head_lanes: jax.Array, x: jax.Array) -> None:
+def _write(ref: Any, lanes: Any, head_lanes: jax.Array, x: jax.Array) -> None:
   """Writes a head's lanes of x, and keeps other heads' lanes."""
   ref[0, :, lanes] = jnp.where(
     head_lanes, x.astype(ref.dtype), ref[0, :, lanes]

@@ -8,8 +8,9 @@ product with the values; 'fused', for TPUs: one kernel, see `fused_attention`;
 'cudnn', for GPUs, and 'xla', of `jax.nn.dot_product_attention`; 'einsum': the
 compiler chooses the order of axes; 'auto': 'plain', 'fused' or 'cudnn', by the
 platform. What a kernel cannot compute, such as dropout, 'einsum' computes, and
-the log says why. That is also so on several TPUs without a mesh in the context
-(`jax.set_mesh`), since the compiler cannot split a kernel.
+the log says why. That is also so where the compiler of a TPU refuses the
+kernel, and on several TPUs without a mesh in the context (`jax.set_mesh`),
+since the compiler cannot split a kernel.
 """
 
 from __future__ import annotations
@@ -99,9 +100,7 @@ def _refusal(
     return _refusal_of_cudnn(attention.dtype, size)
   from vit_jax.models.parts import fused_attention
 
-  return fused_attention.refusal(
-    x.shape, attention.num_heads, attention.dtype, normalizes=attention.qk_norm
-  )
+  return fused_attention.refusal(attention, x, context)
 
 
 def _refusal_of_cudnn(dtype: jax.typing.DTypeLike, size: int) -> str:
