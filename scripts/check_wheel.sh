@@ -15,14 +15,7 @@ git ls-files -z --cached --others --exclude-standard |
 python -m build --outdir="$scratch/dist" "$@" "$scratch/checkout" >/dev/null
 rm -rf "$scratch/checkout"
 
-python -m venv --without-pip "$scratch/venv"
-# The packages of this environment come after its own.
-python - "$scratch/venv" <<'PYTHON'
-import pathlib, sys, sysconfig
-(site,) = pathlib.Path(sys.argv[1]).glob('lib/python*/site-packages')
-others = sysconfig.get_path('purelib')
-(site / 'others.pth').write_text(f'import site; site.addsitedir({others!r})\n')
-PYTHON
+bash scripts/environment_beside.sh "$scratch/venv"
 python -m pip --python="$scratch/venv/bin/python" install -q --no-deps \
   --force-reinstall --ignore-installed "$scratch"/dist/*.whl
 cd "$scratch"
