@@ -13,6 +13,7 @@ import pytest
 import stand_in
 
 from vit_jax.config import UserError
+from vit_jax.data.host import bits
 from vit_jax.data.host import decode
 from vit_jax.data.host import levels
 
@@ -253,7 +254,7 @@ def lines(monkeypatch):
     logging, 'warning', lambda text, *args: found.append(text % args)
   )
   decode.say_more.cache_clear()
-  levels._say_reduced.cache_clear()
+  bits.say_reduced.cache_clear()
   return found
 
 
