@@ -12,6 +12,7 @@ import pytest
 import stand_in
 
 from vit_jax.config import UserError
+from vit_jax.data.host import bits
 from vit_jax.data.host import decode
 from vit_jax.data.host import levels
 
@@ -248,7 +249,7 @@ def test_what_is_no_image_is_refused(data):
 def lines(warnings_logged):
   """The warnings that are logged, as in a new process."""
   decode.say_more.cache_clear()
-  levels._say_reduced.cache_clear()
+  bits.say_reduced.cache_clear()
   return warnings_logged
 
 

@@ -25,12 +25,13 @@ def converted(levels: Levels, pixels: np.ndarray, origin: str) -> np.ndarray:
     return pixels.astype(np.uint16) * np.uint16(257)
   if pixels.dtype != np.uint16:  # of an own source
     return pixels
-  _say_reduced()
+  say_reduced()
   return _TO_8_BITS[pixels]
 
 
 @functools.cache  # once
-def _say_reduced() -> None:
+def say_reduced() -> None:
+  """Warns that the lower bits of images are dropped."""
   logging.warning(
     'warning: some images have 16 bits: only the upper 8 are kept, since the'
     ' model was trained with config.data.bits=8; to use all 16, train with'
