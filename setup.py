@@ -187,6 +187,7 @@ setuptools.setup(
       'tensorboard>=2.19',
       'tokenizers>=0.22',
       'uvicorn>=0.54',
+      'zstandard>=0.23',  # JAX then keeps compiled programs sooner
     ],
   },
 )
