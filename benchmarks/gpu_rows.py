@@ -435,7 +435,8 @@ def markdown(report: Row) -> str:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-  chosen = {key: row[key] for key in ('changes', 'options') if key in row}
+  names = 'changes', 'options'
+  chosen: Row = {key: row[key] for key in names if key in row}
   against, size = row.get('against', ''), str(row.get('batch_size', ''))
   what = ' '.join(str(row[key]) for key in ('what', 'name') if key in row)
   first = what, row['model'], size, _list(chosen)
