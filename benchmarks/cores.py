@@ -12,6 +12,7 @@ some threads, and the cores that a rate of the accelerator needs.
 
 from collections.abc import Callable
 from collections.abc import Sequence
+import contextlib
 import json
 import pathlib
 import resource
@@ -61,7 +62,10 @@ def main(argv: list[str]) -> None:
   threads = [int(x) for x in _THREADS.value if x.isdecimal() and int(x) > 0]
   if len(threads) != len(_THREADS.value):
     raise config_lib.UserError(f'--threads={_THREADS.value}: numbers like 1,2')
-  with tempfile.TemporaryDirectory() as folder:
+  with (
+    tempfile.TemporaryDirectory() as folder,
+    contextlib.redirect_stdout(sys.stderr),  # TFDS prints what it does
+  ):
     rows = measure(
       pathlib.Path(folder), _IMAGES.value, threads, _BLOCKS.value, _RATE.value
     )

@@ -53,7 +53,7 @@ SMALL: Mapping[str, Any] = {
   'model.mlp_dim': 64,
   'model.num_heads': 2,
 }
-_SMALL_SIZE = 32
+_SMALL_SIZE = 112  # patches of 14 and of 16 pixels divide it
 
 
 class Report(contextlib.AbstractContextManager['Report']):
@@ -282,12 +282,14 @@ class Report(contextlib.AbstractContextManager['Report']):
   def _config(
     self, model: str, batch_size: int, changes: Mapping[str, Any]
   ) -> ml_collections.ConfigDict:
-    size = setting_lib.PHOTOGRAPH
+    size, image_size = setting_lib.PHOTOGRAPH, None
     if model == setting_lib.TUTORIAL or self.is_small:
       size = setting_lib.SMALL
+    if model != setting_lib.TUTORIAL and self.is_small:
+      image_size = _SMALL_SIZE
     setting = setting_lib.Setting(
       model=model,
-      image_size=_SMALL_SIZE if self.is_small else None,
+      image_size=image_size,
       batch_size=min(batch_size, 4) if self.is_small else batch_size,
       dtype='bfloat16',
       data=self._data(size),
@@ -433,7 +435,8 @@ def markdown(report: Row) -> str:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-  chosen = {key: row[key] for key in ('changes', 'options') if key in row}
+  names = 'changes', 'options'
+  chosen: Row = {key: row[key] for key in names if key in row}
   against, size = row.get('against', ''), str(row.get('batch_size', ''))
   what = ' '.join(str(row[key]) for key in ('what', 'name') if key in row)
   first = what, row['model'], size, _list(chosen)

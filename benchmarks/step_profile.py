@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Callable
+from collections.abc import Mapping
 import pathlib
 import re
 import tempfile
@@ -37,26 +38,31 @@ def measure(train: Callable[[int], Any]) -> Entry:
       train(_STEPS)
     (path,) = pathlib.Path(folder).rglob('*.xplane.pb')
     events = _events(jax.profiler.ProfileData.from_file(str(path)))
-  total, count = collections.Counter[str](), collections.Counter[str]()
-  kinds = collections.Counter[str]()
+  count = collections.Counter(name for name, _ in events)
+  total = collections.defaultdict[str, float](float)
+  kinds = collections.defaultdict[str, float](float)
   for name, nanoseconds in events:
     milliseconds = nanoseconds / 1e6 / _STEPS
     total[name] += milliseconds
-    count[name] += 1
     kinds[_kind(name)] += milliseconds
   return {
-    'milliseconds': total.total(),
+    'milliseconds': sum(total.values()),
     'kernels_per_step': count.total() / _STEPS,
-    'kinds': dict(kinds.most_common()),
+    'kinds': dict(_descending(kinds)),
     'kernels': [
       {
         'name': name,
         'milliseconds': milliseconds,
         'times': count[name] / _STEPS,
       }
-      for name, milliseconds in total.most_common(_LONGEST)
+      for name, milliseconds in _descending(total)[:_LONGEST]
     ],
   }
+
+
+def _descending(times: Mapping[str, float]) -> list[tuple[str, float]]:
+  """Returns names and times, the longest first."""
+  return sorted(times.items(), key=lambda item: -item[1])
 
 
 def _events(profile: Any) -> list[tuple[str, float]]:

@@ -21,14 +21,14 @@ set -euo pipefail
 out=$(realpath -m "${1:-gpu_report}")
 shift || true
 wheels=${WHEELS:+$(realpath "$WHEELS")}
-cd "$(dirname "$0")/.."
+root=$(realpath "$(dirname "$0")/..")
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 if [[ -n $wheels ]]; then
   python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir \
     --target "$scratch/site" "$wheels"/*.whl
-  export PYTHONPATH=$scratch/site:$PWD
+  export PYTHONPATH=$scratch/site:$root
 else
   python3 -m venv "$scratch/venv"
   # The packages of this Python, which may be a virtual environment itself: with
@@ -42,7 +42,8 @@ for path in sys.path:
   source "$scratch/venv/bin/activate"
   echo "$packages" > \
     "$(python3 -c 'import site; print(site.getsitepackages()[0])')/below.pth"
-  pip install -q -e .
+  pip install -q -e "$root"
+  export PYTHONPATH=$root
 fi
 export VIT_JAX_CACHE=${VIT_JAX_CACHE:-$scratch/cache}
 # The time of the installation counts, too.

@@ -45,6 +45,7 @@ def written(short, tmp_path_factory):
     report.train(MODEL, 4)
     report.profile(MODEL, 4)
     report.candidates(MODEL, 4, CANDIDATES)
+    gpu_report._loop(report)
   return out, report.rows
 
 
@@ -54,7 +55,7 @@ def test_rows(written):
   stored = json.loads((out / 'report.json').read_text())
   assert stored['rows'] == rows
   assert stored['device'] and stored['cores'] and stored['date']
-  train, profile, *candidates = rows
+  train, profile, *candidates, tutorial, photographs = rows
   low, high = train['range']
   assert 0 < low <= train['images_per_second'] <= high
   # No peak is known of a CPU: of the rate of products.
@@ -65,6 +66,9 @@ def test_rows(written):
   for row in (flat, cublaslt, tokens):
     assert 'problem' not in row, row
     assert row['ratio'] > 0 and row['milliseconds_per_step'] > 0
+  for row in (tutorial, photographs):
+    assert 'problem' not in row, row
+    assert row['against'] == 'bare step' and row['ratio'] > 0
   assert cublaslt['options'] == {'xla_gpu_enable_cublaslt': True}
   assert 'cudnn' in cudnn['problem'].lower()
   assert 'No such compile option' in unknown['problem']
@@ -121,24 +125,19 @@ def test_our_candidates_train_as_the_defaults(name, short, tmp_path):
 
 @pytest.mark.slow
 def test_the_command(tmp_path):
-  """All parts but the comparison with timm; a recipe is stopped in time."""
+  """In processes of their own; the recipe runs to its end."""
   cifar10 = tmp_path / 'cifar10'
   setting_lib.write_images(cifar10, 20, setting_lib.SMALL)
   out = tmp_path / 'report'
   result = commands.python(
     *('-m', 'benchmarks.gpu_report', f'--out={out}', '--small'),
-    *('--compile_cache=', '--parts=candidates,loop,recipe', '--budget=400'),
+    *('--compile_cache=', '--parts=candidates,recipe', '--budget=400'),
     *('--candidates=remat_none', f'--cifar10={cifar10}'),
     env=commands.CPU_ENV,
   )
   assert result.returncode == 0, result.stderr
   rows = json.loads((out / 'report.json').read_text())['rows']
-  assert [row['what'] for row in rows] == [
-    'candidate',
-    'end_to_end',
-    'end_to_end',
-    'recipe',
-  ]
+  assert [row['what'] for row in rows] == ['candidate', 'recipe']
   assert not [row for row in rows if 'problem' in row], rows
   assert rows[-1]['step'] == 2 and rows[-1]['run_seconds'] > 0
 

@@ -253,10 +253,11 @@ def _compile(kernel: Kernel, device: jax.Device) -> None:
   array = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
   size, turn, norms = width // num_heads, None, None
   if kernel.rotates_halves is not None:
-    table = array((tokens, size), jnp.float32)
+    table: Any = array((tokens, size), jnp.float32)
     turn = Turn(table, table, size // 2 if kernel.rotates_halves else 1)
   if kernel.centers is not None:
-    norms = Norms(array((2, 2, size), jnp.float32), 0.0, kernel.centers)
+    scales: Any = array((2, 2, size), jnp.float32)
+    norms = Norms(scales, 0.0, kernel.centers)
 
   def attend(qkv: jax.Array, before: _Before, grad: jax.Array) -> Any:
     y, pull_back = jax.vjp(functools.partial(_attend, num_heads), qkv, before)
