@@ -20,6 +20,8 @@ from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models.block import keep
 from vit_jax.models.block import LayerNorm
+from vit_jax.models.block import product
+from vit_jax.models.block import suits_cpu
 from vit_jax.models.context import Context
 from vit_jax.models.dropout import Purpose
 
@@ -140,11 +142,16 @@ class Attention(nn.Module):
     batched matrix products. The softmax is computed in float32.
     """
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in qkv)
+    query *= query.shape[-1] ** -0.5
+    if suits_cpu(query):
+      # Else the compiler merges transposes into the gradients' products, so
+      # that the one of the values has a transposed result.
+      query, key, value = map(jax.lax.optimization_barrier, (query, key, value))
     # Scores and their sum are float32: bfloat16 has 8 significant bits, too few
     # for a sum over all tokens.
     scores = jnp.einsum(
       'bhqk,bhtk->bhqt',
-      query * query.shape[-1] ** -0.5,
+      query,
       key,
       preferred_element_type=jnp.float32,
     )
@@ -199,7 +206,7 @@ class Projection(nn.Module):
     kernel, bias = self.weights(attention, x.shape[-1])
     x = x.astype(attention.dtype)
     query, key, value = (
-      keep(jnp.einsum('btd,dhk->bthk', tokens, kernel[:, i]) + bias[i])
+      keep(product(tokens, kernel[:, i]) + bias[i])
       for i, tokens in enumerate((x[:, :num_queries], x, x))
     )
     return query, key, value
@@ -246,7 +253,7 @@ class Output(nn.Module):
       return starts.kernel(key, (d, d)).reshape(shape)
 
     kernel = self.param('kernel', init, (*heads, d)).astype(dtype)
-    y = y.reshape(*y.shape[:2], d) @ kernel.reshape(d, d)
+    y = product(y.reshape(*y.shape[:2], d), kernel.reshape(d, d))
     if not attention.out_bias:
       return y
     return y + self.param('bias', nn.initializers.zeros, (d,)).astype(dtype)

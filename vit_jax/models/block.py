@@ -37,6 +37,35 @@ def keep(x: jax.Array) -> jax.Array:
   return checkpoint_name(x, stack.PRODUCTS)
 
 
+def suits_cpu(x: jax.Array) -> bool:
+  """Whether to compute from x in the form that suits XLA's compiler for CPUs.
+
+  Programs that are compiled here for other devices are in bfloat16.
+  """
+  return jax.default_backend() == 'cpu' and x.dtype == jnp.float32
+
+
+def product(x: jax.Array, kernel: jax.Array, *_, **options) -> jax.Array:
+  """Returns the product of [..., D] and [D, ...], a sum over D.
+
+  On CPUs it is one of matrices. For a kernel's gradient, the compiler would
+  otherwise copy the gradient of [B, T, D] to transpose it.
+
+  Args:
+    x: Left side.
+    kernel: Right side.
+    *_: The axes, if this is the `dot_general` of one of Linen's layers.
+    **options: Options of `jax.lax.dot_general`.
+  """
+  rows, columns = x, kernel
+  if suits_cpu(x):
+    rows = x.reshape(-1, x.shape[-1])
+    columns = kernel.reshape(kernel.shape[0], -1)
+  axes = ((rows.ndim - 1,), (0,)), ((), ())
+  y = jax.lax.dot_general(rows, columns, axes, **options)
+  return y.reshape(*x.shape[:-1], *kernel.shape[1:])
+
+
 class LayerNorm(nn.Module):
   """Normalises the channels of each token: [..., D] -> [..., D].
 
@@ -128,6 +157,7 @@ class Mlp(nn.Module):
       kernel_init=starts.kernel,
       bias_init=starts.mlp_bias,
       dtype=self.dtype,
+      dot_general=product,
     )
 
     def finish(mlp: Mlp, y: jax.Array, context: Context) -> jax.Array:
