@@ -272,6 +272,7 @@ def known_flags(digits_run):
       start = 4 if words[3:4] == ['serve'] or words[3:4] == ['data'] else 3
       with documented.parsed(words[: start if '-m' in words else 2]) as program:
         names |= set(program.flags)
+  for command in COMMANDS:
     if command.startswith('bash scripts/'):
       script = tiny.ROOT / documented.words(command)[1]
       names |= {*re.findall(r'^  --(\w+)', script.read_text(), re.MULTILINE)}

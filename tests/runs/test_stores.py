@@ -162,7 +162,7 @@ def test_commands_read_runs_of_a_store(run, tmp_path, capsys, class_folder):
     assert results[0] == results[1]
     return results[0]
 
-  digits = ('--data=digits', '--split=test[:32]')
+  digits = ('--data=digits', '--split=val[:32]')
   assert 'accuracy' in out(evaluate, *digits, '--format=json')
   assert out(predict, str(image))
   assert out(summary, '--keys=optim.learning_rate')
