@@ -291,7 +291,8 @@ class Report(contextlib.AbstractContextManager['Report']):
       model=model,
       image_size=image_size,
       batch_size=min(batch_size, 4) if self.is_small else batch_size,
-      dtype='bfloat16',
+      # PyTorch takes minutes for bfloat16 on most CPUs.
+      dtype='float32' if self.is_small else 'bfloat16',
       data=self._data(size),
     )
     with setting.changes() as all_changes:
