@@ -12,9 +12,9 @@ Trains on all workers of a slice of Cloud TPU, until the run is done.
 
 What follows the lone -- are the flags of `python -m vit_jax.main`. The slice is
 asked for as a queued resource if it is not there; this checkout, as git knows
-it, is copied to its workers and installed there with the extra [tpu]. A slice
-that was preempted is asked for again, and the run resumes; this goes on until
-WORKDIR/DONE is there. Run the same command again if this one was interrupted:
+it, is copied to its workers and installed there with the extras [tpu,hub]. A
+slice that was preempted is asked for again, and the run resumes; this goes on
+until WORKDIR/DONE is there. Run the same command again if this one was interrupted:
 what still trains is asked to save and stop first. The slice is kept at the end,
 unless --delete says otherwise.
 
@@ -221,7 +221,7 @@ install() {
       rm -rf vit_jax && mkdir vit_jax && tar -xzf vit_jax.tgz -C vit_jax
       python3 -m pip install -q --user uv
       [ -e venv ] || python3 -m uv venv -q --python 3.12 venv
-      python3 -m uv pip install -q --python venv/bin/python -e './vit_jax[tpu]'"
+      python3 -m uv pip install -q --python venv/bin/python -e './vit_jax[tpu,hub]'"
 }
 
 train() {

@@ -28,7 +28,7 @@ def test_the_workflow_runs_what_there_is():
   jobs = yaml.safe_load(WORKFLOW.read_text())['jobs']
   for job in jobs.values():
     needs = job.get('needs', [])
-    assert {needs} if isinstance(needs, str) else {*needs} <= {*jobs}
+    assert {*([needs] if isinstance(needs, str) else needs)} <= {*jobs}
     for step in job['steps']:
       for script in re.findall(r'(?:scripts|\.ci)/[\w.]+', step.get('run', '')):
         assert (tiny.ROOT / script).exists(), script

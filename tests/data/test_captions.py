@@ -129,6 +129,8 @@ def test_a_wrong_label_spoils_its_own_caption_alone(kind):
   assert described.captions(0) == ('a dog',)
   if kind is _Labels:
     assert source.positions_read == [1, 0]
+  else:
+    assert source.positions_read == [0, 1, 2, 1, 0]  # all labels only once
   with pytest.raises(UserError, match='example 2'):
     again.captions(0)
   with pytest.raises(UserError, match='example 2'):

@@ -162,7 +162,7 @@ def test_commands_read_runs_of_a_store(run, tmp_path, capsys, class_folder):
     assert results[0] == results[1]
     return results[0]
 
-  digits = ('--data=digits', '--split=val[:32]')
+  digits = ('--data=digits', '--split=train[:32]')
   assert 'accuracy' in out(evaluate, *digits, '--format=json')
   assert out(predict, str(image))
   assert out(summary, '--keys=optim.learning_rate')
@@ -231,6 +231,7 @@ def test_mistakes_with_a_store(run, bucket):
     (f'{address}-3', 'there is no such object'),
     (above, 'neither a run nor a model: name a folder in it, as digits'),
     (address.replace('://', '://not-'), f'cannot read {address[:2]}://not-'),
+    (f'{above}/../../../run', "write it without '//', '.' and '..'"),
   ):
     with pytest.raises(UserError, match=line) as error:
       vit_jax.load(path)

@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import shutil
 import sys
 
 import commands
@@ -108,6 +109,18 @@ def test_of_a_file(run):
   report = json.loads(run(f'--from={path}', '--format=json'))
   assert report['output_shape'] == [1, 7] and report['memory'] is None
   assert report['trainable'] == 'yes'
+
+
+def test_of_a_public_file_in_a_bucket(run, tmp_path, monkeypatch):
+  """It needs no package of the store; it was downloaded before."""
+  monkeypatch.setitem(sys.modules, 'gcsfs', None)  # as if it were missing
+  monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path))
+  file = tiny.ROOT / 'tests' / 'data' / 'golden' / 'google' / 'mixer.npz'
+  folder = tmp_path / 'downloads' / 'storage.googleapis.com' / 'bucket'
+  folder.mkdir(parents=True)
+  shutil.copy(file, folder)
+  report = json.loads(run('--from=gs://bucket/mixer.npz', '--format=json'))
+  assert report['output_shape'] == [1, 7]
 
 
 def test_plan_without_data_and_devices(run, tmp_path):

@@ -58,6 +58,7 @@ from vit_jax.config.registry import wing as wing
 if TYPE_CHECKING:
   from vit_jax.config.addresses import check_data as check_data
   from vit_jax.config.addresses import check_local as check_local
+  from vit_jax.config.addresses import is_in_store as is_in_store
   from vit_jax.config.addresses import store_address as store_address
   from vit_jax.config.near_paths import nearby as nearby
   from vit_jax.config.packages import check_package as check_package
@@ -75,6 +76,7 @@ else:
     'for_task': 'tasks',
     'from_dict': 'stored',
     'import_package': 'packages',
+    'is_in_store': 'addresses',
     'nearby': 'near_paths',
     'store_address': 'addresses',
     'task': 'tasks',

@@ -25,6 +25,11 @@ _MOUNTS = {
 _COPIES = {'gs': 'gcloud storage cp -r', 's3': 'aws s3 cp --recursive'}
 
 
+def is_in_store(path: str) -> bool:
+  """Whether a path is the address of an object store."""
+  return path.partition('://')[0] in STORES
+
+
 def store_address(path: str | os.PathLike[str], label: str) -> str | None:
   """Returns the address of an object store; None for any other path.
 

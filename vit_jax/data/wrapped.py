@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
-import contextlib
 import dataclasses
 import functools
 from typing import Any
@@ -142,15 +141,23 @@ class DerivedSource(WrappedSource):
     """Returns the captions of an example."""
     if self._name != 'text':
       return self.source.captions(position)
-    # A column that a source does not hold would be read whole for one caption,
-    # and a wrong label concerns its example alone.
-    values = None
-    if self.holds_columns:
-      with contextlib.suppress(UserError):
-        values = self._values
-    if values is None:
+    if self._all_captions is None:
       return base.Source.captions(self, position)
-    return values[position]
+    return self._all_captions[position]
+
+  @functools.cached_property
+  def _all_captions(self) -> list[Any] | None:
+    """The captions of all examples; None if each is read alone.
+
+    A column that a source does not hold would be read whole for one caption,
+    and a wrong label concerns its example alone.
+    """
+    if not self.holds_columns:
+      return None
+    try:
+      return self._values
+    except UserError:
+      return None
 
   @functools.cached_property
   def _values(self) -> list[Any]:

@@ -104,7 +104,11 @@ def _copy(
     The path of the copy, and what the store has.
   """
   scheme, _, path = address.rstrip('/').partition('://')
-  target = places.cache().joinpath('stores', scheme, *path.split('/'))
+  segments = path.split('/')
+  if not {'', '.', '..'}.isdisjoint(segments):
+    # A file of adapters may name the address: it stays in the cache.
+    raise UserError(f"{address}: write it without '//', '.' and '..'")
+  target = places.cache().joinpath('stores', scheme, *segments)
   with stores.explained(f'cannot read {address}'):
     store = stores.connect(address)
     with _locked(target):

@@ -71,7 +71,7 @@ def make(config: ConfigDict, grid: tuple[int, int]) -> VisualTokens:
   if not path:
     return Patches(config, grid)
   path = os.path.expanduser(path)
-  if config_lib.store_address(path, 'config.objective.options.tokenizer'):
+  if config_lib.is_in_store(path):
     path = str(weights.local_path(path))
   if weights.is_workdir(pathlib.Path(path)):
     return Trained(config, path, grid)

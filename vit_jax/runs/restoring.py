@@ -120,8 +120,12 @@ def read_info(path: pathlib.Path) -> dict[str, Any]:
   """
   import orbax.checkpoint as ocp
 
+  try:
+    files = sorted(path.rglob('*'))
+  except OSError as e:  # the run has just removed it
+    raise DamagedError(checkpoint.cause(e)) from None
   # Orbax reads a device or a pipe without end.
-  for file in sorted(path.rglob('*')):
+  for file in files:
     if file.exists() and not (file.is_file() or file.is_dir()):
       raise DamagedError(f'{file.relative_to(path)} is no file')
   try:

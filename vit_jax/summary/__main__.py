@@ -353,7 +353,7 @@ def _stored_config(path: str) -> 'ml_collections.ConfigDict | None':
   from vit_jax.runs import safe_io
 
   local = pathlib.Path(path)
-  if config_lib.store_address(path, '--from'):
+  if config_lib.is_in_store(path):
     local = weights.local_path(path)
   if not weights.is_workdir(local):
     return None
