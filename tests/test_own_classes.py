@@ -201,8 +201,23 @@ def test_the_template_of_an_objective(tmp_path, monkeypatch):
     experiment_lib.check(config)
 
 
+def test_a_class_without_its_methods(tmp_path, monkeypatch):
+  (tmp_path / 'my_few.py').write_text(
+    'from vit_jax.data import stored\nfrom vit_jax.objectives import base\n'
+    'class Rows(stored.Table):\n  pass\nclass Few(base.Objective):\n  pass\n'
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  message = 'my_few:Rows: the class has no example and no fingerprint, which a '
+  with pytest.raises(config_lib.UserError, match=message):
+    experiment_lib.check(tiny.config(data__name='my_few:Rows'))
+  with pytest.raises(
+    config_lib.UserError, match='the class has no loss, which'
+  ):
+    experiment_lib.check(tiny.config(objective__name='my_few:Few'))
+
+
 def test_a_module_that_is_here_but_not_searched(tmp_path, monkeypatch):
-  """The program `vit-jax` does not search the current directory."""
+  """Programs other than `vit-jax` may not search the current directory."""
   for name in ('my_rotation', 'my_rotations'):
     (tmp_path / f'{name}.py').write_text('')
   monkeypatch.chdir(tmp_path)
