@@ -2,6 +2,7 @@
 
 import json
 import sys
+from typing import ClassVar
 
 from absl import flags
 import commands
@@ -17,6 +18,10 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import evaluate
 from vit_jax import objectives
+from vit_jax.data import base as data_base
+from vit_jax.data import features
+from vit_jax.data import stored
+from vit_jax.data.host import batches
 from vit_jax.rerun import replay
 from vit_jax.train import experiment as experiment_lib
 
@@ -199,6 +204,35 @@ def test_the_template_of_an_objective(tmp_path, monkeypatch):
   config.objective.options.noise = -1.0
   with pytest.raises(config_lib.UserError, match=r'noise=-1.0: must be'):
     experiment_lib.check(config)
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    ({'image': np.zeros((8, 8, 1))}, r'x-0: the image is float64 of the shape'),
+    ({'image': np.zeros((1, 8, 8, 1), np.uint8)}, r'shape \(1, 8, 8, 1\): it'),
+    ({'label': 2}, r'x-0: the label is 2: it must be the position of one of 2'),
+    ({'label': None}, r'x-0: the values of the example have no label, which'),
+  ],
+)
+def test_examples_that_are_not_as_declared(change, message):
+  class Rows(stored.Table):
+    features: ClassVar = {
+      'image': features.Image(),
+      'label': features.Label(('a', 'b')),
+    }
+
+    def example(self, split, row, index):
+      values = {'image': np.zeros((8, 8, 1), np.uint8), 'label': 0} | change
+      values = {name: x for name, x in values.items() if x is not None}
+      return data_base.Example(values, index, 'x-0')
+
+    def fingerprint(self):
+      return ''
+
+  source = Rows('train', {'train': range(4)}, 'rows')
+  with pytest.raises(config_lib.UserError, match=message):
+    batches.train_rows(source, tiny.config(), 0, range(2))
 
 
 def test_a_class_without_its_methods(tmp_path, monkeypatch):
