@@ -67,3 +67,18 @@ def test_outputs_without_a_class_get_a_warning(num_classes, caplog):
   experiment_lib.build(tiny.config(model__num_classes=num_classes))
   line = 'num_classes is 12, but digits has 10 classes: the other outputs have'
   assert (line in caplog.text) == (num_classes == 12)
+
+
+@pytest.mark.parametrize(
+  ('split', 'line'),
+  [
+    ('train[80%:]', ''),
+    ('train[70%:]', "images of 'train[70%:]' are in 'train[:80%]' as well"),
+    ('train', "config.evals.val.split: images of 'train' are in 'train[:80%]'"),
+  ],
+)
+def test_evaluations_on_trained_images_get_a_warning(split, line, caplog):
+  config = tiny.config(data__split='train[:80%]', evals__val__split=split)
+  start.log_facts(experiment_lib.build(config))
+  assert ('as well, which trains' in caplog.text) == bool(line)
+  assert line in caplog.text

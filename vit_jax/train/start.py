@@ -21,6 +21,7 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import objectives
 from vit_jax.config import counted
+from vit_jax.data import splits
 from vit_jax.models import zoo
 from vit_jax.parallel import memory
 from vit_jax.parallel import mesh as mesh_lib
@@ -243,6 +244,17 @@ def _log_part(e: experiment_lib.Experiment) -> None:
       ' has some of them several times',
       *(e.config.train.batch_size, counted(len(e.source), 'example')),
     )
+  for name, spec in e.config.evals.items():
+    parts = None
+    # A source of the user's own may read splits of another grammar.
+    with contextlib.suppress(config_lib.UserError):
+      parts = spec.split and splits.shared(spec.split, e.config.data.split)
+    if parts:
+      logging.warning(
+        "warning: config.evals.%s.split: images of '%s' are in '%s' as well,"
+        ' which trains',
+        *(name, *parts),
+      )
   target = program.objective.target
   names = e.source.features[target[0]].names if target else ()
   if target and target[0] in _WITH_NAMES and len(names) == 1:
