@@ -451,7 +451,9 @@ def test_every_kind_of_file_is_on_the_site(monkeypatch):
       f'| {kind.title} |' in page for kind in getattr(form, 'KINDS', ())
     )
   (row,) = [x for x in page.splitlines() if x.startswith("| Google's ViT |")]
-  assert row.endswith('(`1e-06`), `pool.gelu` |')
+  assert row.endswith(
+    '(`1e-06`), `pool.gelu` | `pool=token` if `class_token` |'
+  )
 
 
 def test_every_flag_is_on_the_site(monkeypatch):
