@@ -5,7 +5,8 @@ r"""Any checkpoint, fine-tuned on any dataset.
 MODEL is a published name (ViT-B/16, R50+ViT-B/16, Mixer-B/16, ...), a work
 directory, an .npz, .safetensors or .pth file, a directory of Hugging Face or
 timm, an address (https://, gs://) or hf:owner/name. DATASET is a TFDS name,
-folder:PATH or digits:
+folder:PATH or digits. Of a folder without val and test, a fifth of train is
+held out:
 
   vit-jax train --config=finetune:ViT-B/16,oxford_iiit_pet
   vit-jax train --config=finetune:runs/mine,folder:images \
@@ -19,6 +20,7 @@ only. docs/fine_tuning.md has results.
 
 import ml_collections
 
+from vit_jax import data
 from vit_jax.config import recipes
 
 
@@ -30,4 +32,7 @@ def get_config(arg: str = 'ViT-B/16,cifar10') -> ml_collections.ConfigDict:
   """
   model, dataset = recipes.model_and_dataset(arg, 'configs/finetune.py')
   size = 224 if model.startswith('Mixer-') else 384
-  return recipes.fine_tuning(model, dataset, image_size=size)
+  config = recipes.fine_tuning(model, dataset, image_size=size)
+  if dataset.startswith('folder:'):
+    data.hold_out(config)
+  return config

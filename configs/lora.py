@@ -19,6 +19,7 @@ docs/fine_tuning.md has results.
 
 import ml_collections
 
+from vit_jax import data
 from vit_jax.config import recipes
 
 
@@ -28,4 +29,8 @@ def get_config(arg: str = 'ViT-B/16,cifar10') -> ml_collections.ConfigDict:
   Args:
     arg: Checkpoint and dataset, with a comma between.
   """
-  return recipes.low_rank(*recipes.model_and_dataset(arg, 'configs/lora.py'))
+  model, dataset = recipes.model_and_dataset(arg, 'configs/lora.py')
+  config = recipes.low_rank(model, dataset)
+  if dataset.startswith('folder:'):
+    data.hold_out(config)
+  return config

@@ -237,6 +237,12 @@ def test_the_report_of_known_predictions():
   ]
   assert [x['accuracy'] for x in actual['classes']] == [0.5, 1, 0, None]
   assert actual['classes'][3]['accuracy_interval'] == (0, 1)
+  own = MEASURED | {'rotation_accuracy': 0.25}
+  actual_own = report.summarize(own, known_predictions(), ['a', 'b', 'c', 'd'])
+  assert actual_own == actual | {'rotation_accuracy': 0.25}
+  assert 'rotation accuracy  0.2500' in report.as_text(actual_own)
+  few = report.summarize({}, known_predictions(), ['a', 'b', 'c', 'd'])
+  assert few == actual  # the objective measures something else alone
   # Bins: 0.9 (right), 0.6 twice (one right), 0.5 (wrong).
   assert actual['calibration_error'] == pytest.approx((0.1 + 0.2 + 0.5) / 4)
 

@@ -89,6 +89,16 @@ def test_a_fifth_is_held_out_where_there_is_no_val(
   assert (config.data.split, config.evals.val.split) == expected
 
 
+@pytest.mark.parametrize('name', ['finetune', 'lora'])
+def test_fine_tuning_holds_a_fifth_out(name, images, tmp_path):
+  config = load(name, f'ViT-B/16,folder:{images}')
+  assert (config.data.split, config.evals.val.split) == ('train', 'val')
+  shutil.copytree(images / 'val', tmp_path, dirs_exist_ok=True)
+  config = load(name, f'ViT-B/16,folder:{tmp_path}')
+  splits = config.data.split, config.evals.val.split
+  assert splits == ('train[:80%]', 'train[80%:]')
+
+
 @pytest.mark.parametrize('name', ['folder_small', 'folder_segmentation'])
 def test_a_folder_that_is_not_there_is_named_by_the_run(name, tmp_path):
   config = load(name, f'folder:{tmp_path}/none')

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from typing import ClassVar
 
 from absl import flags
 import commands
@@ -17,6 +18,10 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import evaluate
 from vit_jax import objectives
+from vit_jax.data import base as data_base
+from vit_jax.data import features
+from vit_jax.data import stored
+from vit_jax.data.host import batches
 from vit_jax.rerun import replay
 from vit_jax.train import experiment as experiment_lib
 
@@ -201,8 +206,52 @@ def test_the_template_of_an_objective(tmp_path, monkeypatch):
     experiment_lib.check(config)
 
 
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    ({'image': np.zeros((8, 8, 1))}, r'x-0: the image is float64 of the shape'),
+    ({'image': np.zeros((1, 8, 8, 1), np.uint8)}, r'shape \(1, 8, 8, 1\): it'),
+    ({'label': 2}, r'x-0: the label is 2: it must be the position of one of 2'),
+    ({'label': None}, r'x-0: the values of the example have no label, which'),
+  ],
+)
+def test_examples_that_are_not_as_declared(change, message):
+  class Rows(stored.Table):
+    features: ClassVar = {
+      'image': features.Image(),
+      'label': features.Label(('a', 'b')),
+    }
+
+    def example(self, split, row, index):
+      values = {'image': np.zeros((8, 8, 1), np.uint8), 'label': 0} | change
+      values = {name: x for name, x in values.items() if x is not None}
+      return data_base.Example(values, index, 'x-0')
+
+    def fingerprint(self):
+      return ''
+
+  source = Rows('train', {'train': range(4)}, 'rows')
+  with pytest.raises(config_lib.UserError, match=message):
+    batches.train_rows(source, tiny.config(), 0, range(2))
+
+
+def test_a_class_without_its_methods(tmp_path, monkeypatch):
+  (tmp_path / 'my_few.py').write_text(
+    'from vit_jax.data import stored\nfrom vit_jax.objectives import base\n'
+    'class Rows(stored.Table):\n  pass\nclass Few(base.Objective):\n  pass\n'
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  message = 'my_few:Rows: the class has no example and no fingerprint, which a '
+  with pytest.raises(config_lib.UserError, match=message):
+    experiment_lib.check(tiny.config(data__name='my_few:Rows'))
+  with pytest.raises(
+    config_lib.UserError, match='the class has no loss, which'
+  ):
+    experiment_lib.check(tiny.config(objective__name='my_few:Few'))
+
+
 def test_a_module_that_is_here_but_not_searched(tmp_path, monkeypatch):
-  """The program `vit-jax` does not search the current directory."""
+  """Programs other than `vit-jax` may not search the current directory."""
   for name in ('my_rotation', 'my_rotations'):
     (tmp_path / f'{name}.py').write_text('')
   monkeypatch.chdir(tmp_path)

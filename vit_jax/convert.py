@@ -64,7 +64,6 @@ from vit_jax import tables
 from vit_jax.config import UserError
 from vit_jax.config.addresses import check_local
 from vit_jax.config.packages import check_package
-from vit_jax.data import kinds as kinds_lib
 
 if TYPE_CHECKING:
   import ml_collections
@@ -250,6 +249,7 @@ def _whole_params(
 ) -> 'objective_tables.ObjectiveTable':
   """Returns how a format stores what a run has beside its model."""
   from vit_jax import objectives
+  from vit_jax.data import kinds as kinds_lib
   from vit_jax.weights.formats import objective_tables
 
   config, stored = loaded.trained_with, loaded.preprocess.features

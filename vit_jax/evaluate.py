@@ -13,11 +13,11 @@ the model was trained with another loss.
 --format=json is one object: examples, accuracy, loss, calibration_error, k and
 top_k_accuracy (k is 5, or the number of classes if that is less), classes
 (name, examples and accuracy of each) and confusion (rows: true classes,
-columns: predicted classes; null for more than 2,000 classes). Each accuracy has
-an interval with the same name and _interval at its end. checkpoint has path and
-format; for a work directory also step, kind (best, newest or earlier), averaged
-(whether the parameters are moving averages) and newest (the step of the newest
-checkpoint).
+columns: predicted classes; null for more than 2,000 classes), and what an
+objective of your own measures beside these. Each accuracy has an interval with
+the same name and _interval at its end. checkpoint has path and format; for a
+work directory also step, kind (best, newest or earlier), averaged (whether the
+parameters are moving averages) and newest (the step of the newest checkpoint).
 
 --predictions writes a row for each example: index (its position in the whole
 split, before slicing), file (if it has one), label and prediction (positions

@@ -13,6 +13,7 @@ from safetensors import torch as safetensors_torch
 
 from benchmarks.peers import torch_step
 from vit_jax.models import describing
+from vit_jax.models import vit
 from vit_jax.objectives import segmentation
 from vit_jax.weights.formats import dense
 
@@ -43,7 +44,9 @@ class UNETR(torch_step.TorchStep):
     )
     with tempfile.TemporaryDirectory() as folder:
       path = pathlib.Path(folder, 'model.safetensors')
-      dense.write(task.params, path, 'monai')
+      trunk, size = objective.model, volumes.shape[1:-1]
+      assert isinstance(trunk, vit.ViT)
+      dense.write(trunk, size, task.params, path, 'monai')
       module.load_state_dict(safetensors_torch.load_file(path))
     for name, x in module.named_parameters():
       # MONAI's blocks have these, and UNETR does not use them.

@@ -215,6 +215,18 @@ def test_the_verbs_of_the_console_script():
   assert listed == list(verbs.VERBS)
 
 
+def test_the_console_script_finds_modules_where_it_runs(tmp_path):
+  script = tmp_path / 'bin' / 'vit-jax'
+  script.parent.mkdir()
+  script.write_text('from vit_jax.cli import verbs\nverbs.run()\n')
+  (tmp_path / 'my_module.py').write_text('raise ValueError("imported")\n')
+  env = CPU_ENV | {'PYTHONPATH': str(tiny.ROOT)}
+  name = '--config.objective.name=my_module:Mine'
+  args = str(script), 'summary', '--config=digits', name, '--keys=seed'
+  result = python(*args, env=env, cwd=tmp_path)
+  assert 'importing my_module failed: ValueError: imported' in result.stderr
+
+
 def test_help_is_written_as_the_command_was_started(tmp_path):
   script = tmp_path / 'vit-jax'
   script.write_text('from vit_jax.cli import verbs\nverbs.run()\n')

@@ -150,7 +150,15 @@ def test_no_other_modules_are_suggested(path, tmp_path, monkeypatch):
   ('body', 'message'),
   [
     ('config.optim.lr = 1.0', "line 4: config has no key 'lr': did you mean"),
-    ('config.seed = "one"', 'line 4: TypeError'),
+    (
+      'config.seed = "one"',
+      'line 4: config.seed is one, of type str: it must be of type int, as 0',
+    ),
+    (
+      'config.train.log_every = 10',
+      "of type int: it must be of type str, as '50 steps'",
+    ),
+    ('[] + ()', 'line 4: TypeError: can only concatenate list'),
     ('1 / 0', 'line 4: ZeroDivisionError: division by zero'),
     ('config = = 3', 'line 4: SyntaxError'),
     ('return 3', 'must return a ConfigDict'),

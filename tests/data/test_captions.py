@@ -276,6 +276,12 @@ def test_an_unknown_list_names_those_there_are():
     captions.class_names('cifar', ['?'] * 10, 'key')
 
 
+def test_names_of_classes_are_refused_without_captions():
+  config = tiny.config(data__class_names='cifar10')
+  with pytest.raises(UserError, match='the classes of digits keep their names'):
+    data.open_split(config, 'data.split', 'train')
+
+
 @pytest.mark.parametrize('encoding', ['utf-8', 'utf-8-sig', 'utf-16'])
 def test_lists_in_files(tmp_path, encoding):
   path = tmp_path / 'list.txt'

@@ -175,6 +175,13 @@ def test_answers_are_those_of_the_loaded_run(digits_run):
   assert named['checkpoint'] == embedded['checkpoint'] == origin
 
 
+def test_int8_answers_as_the_loaded_model(digits_run):
+  vit = vit_jax.load(digits_run, quantize='int8')
+  image = page_server.picture((8, 8))
+  with serving(model_lib.Answerer(vit, BATCH)) as address:
+    check(ask(address, image).json()['results'][0], vit, image)
+
+
 def test_names_of_files_come_back(served):
   form = {'a': ('größe 1.png', PICTURES[0])}
   reply = requests.post(f'{served}predict', files=form)
@@ -558,22 +565,23 @@ def test_all_images_together_have_so_many_pixels(served, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  'method, path, status',
+  'method, path, status, line',
   [
-    ('GET', 'predict', 405),
-    ('PUT', 'embed', 405),
-    ('POST', 'health', 405),
-    ('GET', '', 404),
-    ('POST', 'predict/', 404),
-    ('GET', 'docs/../api.py', 404),
-    ('GET', '%2e%2e/api.py', 404),
+    ('GET', 'predict', 405, '/predict has no GET: send POST'),
+    ('PUT', 'embed', 405, '/embed has no PUT: send POST'),
+    ('POST', 'health', 405, '/health has no POST: send GET or HEAD'),
+    ('GET', '', 404, 'there is no /: GET /docs lists the requests'),
+    ('POST', 'predict/', 404, 'there is no /predict/: GET /docs lists'),
+    ('GET', 'docs/../api.py', 404, 'there is no /'),
+    ('GET', '%2e%2e/api.py', 404, 'there is no /'),
   ],
 )
-def test_what_is_not_there_is_refused(served, method, path, status):
+def test_what_is_not_there_is_refused(served, method, path, status, line):
   reply = requests.request(
     method, served + path, data=PICTURES[0], allow_redirects=False
   )
-  assert reply.status_code == status and reply.json()['error']
+  assert reply.status_code == status
+  assert reply.json()['error'].startswith(line)
 
 
 def test_other_sites_are_refused_and_counted(served):
@@ -851,6 +859,18 @@ def test_the_requests_of_the_page_are_answered(served, tmp_path):
     text=True,
   ).stdout
   assert out.count('{"results":[') == 4 and '"status":"ready"' in out
+
+
+def test_the_python_of_the_page_is_answered(
+  served, tmp_path, monkeypatch, capsys
+):
+  (code,) = documented.blocks('docs/serving.md', 'python')
+  (tmp_path / '4.png').write_bytes(PICTURES[4])
+  monkeypatch.chdir(tmp_path)
+  exec(code.replace('http://127.0.0.1:8000/', served), {})
+  (result,) = ask(served, PICTURES[4]).json()['results']
+  expected = result['predictions'][0]['class']
+  assert capsys.readouterr().out == f'{expected}\n'
 
 
 # The command.

@@ -61,4 +61,6 @@ def run() -> None:
     sys.exit(f'error: {verb!r} is no verb: {hint}')
   del sys.argv[1]
   module, _ = VERBS[verb]
+  if not sys.flags.safe_path:  # as `python -m` finds modules of the user's
+    sys.path.append('')  # last, so that it hides no installed module
   runpy.run_module(f'vit_jax.{module}', run_name='__main__', alter_sys=True)

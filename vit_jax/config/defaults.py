@@ -81,6 +81,7 @@ def _model() -> ml_collections.ConfigDict:
   model.attention_implementation = config_dict.placeholder(str)
   # The keys below override the named model; None keeps its value. Not every
   # family has every key.
+
   model.hidden_size = config_dict.placeholder(int)  # width D of a token
   model.mlp_dim = config_dict.placeholder(int)  # hidden width of an MLP
   model.num_heads = config_dict.placeholder(int)  # attention heads of a layer
@@ -120,8 +121,10 @@ def _model() -> ml_collections.ConfigDict:
   model.registers = config_dict.placeholder(int)  # number of register tokens
   # A learned token for masked patches, for objectives that mask.
   model.mask_token = config_dict.placeholder(bool)
-  model.dropout_rate = config_dict.placeholder(float)  # 0
-  model.attention_dropout_rate = config_dict.placeholder(float)  # 0
+  # Dropout of the embedded patches, after attention and in the MLP; 0.
+  model.dropout_rate = config_dict.placeholder(float)
+  # Dropout of the weights of attention; 0.
+  model.attention_dropout_rate = config_dict.placeholder(float)
   # Probability that the last layer is skipped: 0. It grows linearly with depth
   # from 0 at the first layer.
   model.stochastic_depth = config_dict.placeholder(float)

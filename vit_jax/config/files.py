@@ -113,6 +113,9 @@ def call_file(path: str, flag: str, folder: str) -> Any:
     if match := re.search(r'Key "(\w+)" does not exist', str(e)):
       unknown_key = wing('vit_jax.config.synonyms:unknown_key')
       problem = unknown_key(default(), match[1])
+    elif isinstance(e, TypeError):
+      wrong_type = wing('vit_jax.config.synonyms:wrong_type')
+      problem = wrong_type(default(), str(e)) or problem
     raise UserError(f'{location}: {problem}') from None
 
 

@@ -37,7 +37,21 @@ def load_class(name: str, key: str, kind: type) -> Any:
       f'config.{key}={name}: {module_name} {problem} class {class_name!r},'
       f' which must be a {kind.__module__}.{kind.__name__}{has}'
     )
+  missing = sorted(getattr(candidate, '__abstractmethods__', ()))
+  if missing and not _opens_others(candidate, kind):
+    raise UserError(
+      f'config.{key}={name}: the class has no {" and no ".join(missing)}, which'
+      f' a {kind.__module__}.{kind.__name__} must define'
+    )
   return candidate
+
+
+def _opens_others(candidate: type, kind: type) -> bool:
+  """Whether a source's own `from_config` may return another class."""
+  makers = (
+    inspect.getattr_static(x, 'from_config', 0) for x in (candidate, kind)
+  )
+  return len(set(makers)) > 1
 
 
 def load_function(name: str, key: str, argument: str) -> Callable[..., Any]:
@@ -96,7 +110,7 @@ def _imported(name: str, key: str) -> tuple[types.ModuleType, Any]:
 
 def _advice(module: str) -> str:
   path = f'{module.replace(".", "/")}.py'
-  if os.path.isfile(path):  # a console script does not look where it runs
+  if os.path.isfile(path):  # other programs do not look where they run
     return f': {path} is here: set PYTHONPATH to this directory, {os.getcwd()}'
   if similar_path := near_paths.find(path, os.path.isfile):
     return (

@@ -12,6 +12,7 @@ import ml_collections
 
 from vit_jax.config.errors import UserError
 from vit_jax.config.keys import flatten
+from vit_jax.config.keys import value_at
 
 # Least similarity by difflib: 'learning_rat' has 0.96 with 'learning_rate',
 # 'epochs' 0.67 with 'eps'.
@@ -270,6 +271,30 @@ def _ask(entries: list[str], prefix: str) -> str:
       value = value.replace(' with ', f' with {prefix}')
       phrases[-1] += f', as in {prefix}{key}={value}'
   return f'did you mean {" or ".join(phrases)}?'
+
+
+def wrong_type(config: ml_collections.ConfigDict, problem: str) -> str | None:
+  """Explains the error of ml_collections about a value of another type.
+
+  Returns:
+    None if the problem is another one.
+  """
+  match = re.search(
+    r"override field '(\w+)'.*?\. (.*) is of original type <class '(\w+)'>.*"
+    r" type <class '(\w+)'>",
+    problem,
+    re.DOTALL,
+  )
+  if not match:
+    return None
+  leaf, value, actual, expected = match.groups()
+  names = [x for x, _ in flatten(config) if x.rpartition('.')[2] == leaf]
+  name = f'config.{names[0]}' if len(names) == 1 else leaf
+  example = value_at(config, names[0]) if len(names) == 1 else None
+  hint = '' if example is None else f', as {example!r}'
+  return (
+    f'{name} is {value}, of type {actual}: it must be of type {expected}{hint}'
+  )
 
 
 def unknown_key(config: ml_collections.ConfigDict, key: str) -> UserError:

@@ -162,7 +162,11 @@ class Label(OfClasses, Target):
 
   def encode(self, value: Any, origin: str) -> np.ndarray:
     """Returns the position of a class as an array."""
-    del origin
+    if self.classes and not 0 <= value < len(self.classes):
+      raise UserError(
+        f'{origin}: the label is {value}: it must be the position of one of'
+        f' {len(self.classes)} classes, from 0'
+      )
     return np.asarray(value, np.int32)
 
 

@@ -28,8 +28,6 @@ from vit_jax.evaluation.embedded import Embedded
 # Labels int [N], and positions in the unsliced split, int [N].
 Labelled = tuple[np.ndarray, np.ndarray]
 
-_MANY = 10**15  # images; larger than any bound of a split
-
 
 class Probe(base.Evaluator):
   """A classifier of embeddings; each kind fits it in its own way."""
@@ -119,14 +117,12 @@ class Probe(base.Evaluator):
     if len(labelled) == 2:
       train, test = labelled
       self.check_examples(train, test, source.classes)
-    for part in splits.parse(self.spec.split):
-      for train_part in splits.parse(self.train_split):
-        if _overlap(part, train_part):
-          raise base.EvaluationError(
-            f"images of '{part}' are in '{train_part}' as well: a probe is to"
-            ' be measured on others than it learns from; change its split or'
-            ' its train_split'
-          )
+    if shared := splits.shared(self.spec.split, self.train_split):
+      raise base.EvaluationError(
+        f"images of '{shared[0]}' are in '{shared[1]}' as well: a probe is to"
+        ' be measured on others than it learns from; change its split or'
+        ' its train_split'
+      )
     self.check_count(len(train_source), len(train_source.classes))
 
   def check_examples(
@@ -183,16 +179,3 @@ def draw(labels: np.ndarray, counts: np.ndarray, seed: int) -> np.ndarray:
   grouped = labels[order]
   place = np.arange(len(labels)) - np.searchsorted(grouped, grouped)
   return order[place < counts[grouped]]
-
-
-def _overlap(part: splits.Part, second: splits.Part) -> bool:
-  """Whether two parts share images, for any number of images in the split."""
-  if 'all' in (part.name, second.name):
-    return True
-  wholes = sum(x.start is None and x.stop is None for x in (part, second))
-  if part.name != second.name or (
-    part.percent != second.percent and not wholes
-  ):
-    return False  # or unknown without the data
-  bounds = [x.bounds(_MANY) for x in (part, second)]
-  return max(start for start, _ in bounds) < min(stop for _, stop in bounds)

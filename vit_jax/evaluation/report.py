@@ -26,25 +26,26 @@ def summarize(
 ) -> dict[str, Any]:
   """Returns what `--format=json` prints.
 
-  The results are accuracy and loss, as the objective measures them. The names
-  are of the model's classes. There is at least one example.
+  The results are what the objective measures: accuracy and loss, and metrics of
+  its own. The names are of the model's classes. There is at least one example.
   """
   total, k = predictions.top.shape
   hits = predictions.top == predictions.label[:, None]
   correct = hits[:, 0]
   right = np.bincount(predictions.label[correct], minlength=len(names)).tolist()
   count = np.bincount(predictions.label, minlength=len(names)).tolist()
+  accuracy = results.get('accuracy', correct.mean())
   matrix = None
   if len(names) <= _MOST_CONFUSED:
     best = predictions.top[:, 0]
     counts = metrics_lib.confusion(predictions.label, best, len(names))
     matrix = counts.tolist()
-  return {
+  summary = {
     'examples': total,
-    **_rate('accuracy', round(results['accuracy'] * total), total),
+    **_rate('accuracy', round(accuracy * total), total),
     'k': k,
     **_rate('top_k_accuracy', int(hits.sum()), total),
-    'loss': _finite(results['loss']),
+    'loss': _finite(results.get('loss', predictions.loss.mean())),
     'calibration_error': _finite(
       calibration.calibration_error(predictions.probability[:, 0], correct)
     ),
@@ -54,6 +55,8 @@ def summarize(
     ],
     'confusion': matrix,
   }
+  own = {k: _finite(x) for k, x in results.items() if k not in summary}
+  return summary | own
 
 
 def _rate(name: str, correct: int, total: int) -> dict[str, Any]:
@@ -110,6 +113,11 @@ def as_text(summary: Mapping[str, Any]) -> str:
     'calibration_error': 'calibration error',
   }
   rates = [(x, *_measured(summary, name)) for name, x in labels.items()]
+  rates += [
+    (name.replace('_', ' '), *_measured(summary, name))
+    for name, x in summary.items()
+    if isinstance(x, float | None) and name not in (*labels, 'confusion')
+  ]
   parts = [tables.Table((), rates).text()]
   classes = list(enumerate(summary['classes']))
   few = len(classes) <= _MOST_SHOWN

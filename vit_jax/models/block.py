@@ -9,6 +9,7 @@ from collections.abc import Callable
 from collections.abc import Mapping
 import functools
 from typing import Annotated
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -45,7 +46,9 @@ def suits_cpu(x: jax.Array) -> bool:
   return jax.default_backend() == 'cpu' and x.dtype == jnp.float32
 
 
-def product(x: jax.Array, kernel: jax.Array, *_, **options) -> jax.Array:
+def product(
+  x: jax.Array, kernel: jax.Array, *_: Any, **options: Any
+) -> jax.Array:
   """Returns the product of [..., D] and [D, ...], a sum over D.
 
   On CPUs it is one of matrices. For a kernel's gradient, the compiler would

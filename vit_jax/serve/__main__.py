@@ -43,6 +43,7 @@ from vit_jax.web import address
 USAGE = 'serve --from=PATH'
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 cli.define_from(FLAGS)
+cli.define_quantize(FLAGS)
 cli.define_compile_cache(FLAGS)
 _HOST, _PORT = address.define(FLAGS)
 _NAMES = flags.DEFINE_list(

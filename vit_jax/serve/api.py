@@ -94,7 +94,9 @@ def application(
       for path, (method, function) in paths.items()
     ],
     exception_handlers={
-      **app_lib.handlers(mistake_status=400),
+      **app_lib.handlers(
+        mistake_status=400, paths='GET /docs lists the requests'
+      ),
       batcher_lib.Busy: _refuse_busy,
       batcher_lib.ModelError: _report_failure,
     },

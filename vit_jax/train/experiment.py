@@ -501,6 +501,12 @@ def fill(
       f'config.model.num_classes is {num_classes}, but {config.data.name} has'
       f' {num_outputs} classes: leave it out, or make it at least {num_outputs}'
     )
+  elif num_classes > num_outputs > 0 and not resumes:
+    logging.warning(
+      'warning: config.model.num_classes is %d, but %s has %d classes: the'
+      ' other outputs have no class',
+      *(num_classes, config.data.name, num_outputs),
+    )
   levels.fill(config, source, resumes)
   if not resumes and objective.target:
     name, kind = objective.target

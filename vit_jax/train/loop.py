@@ -67,7 +67,7 @@ def run(
     dry_run: Compile, print sizes as JSON, write nothing.
     verbose: Show tables of all parameters before the first step.
   """
-  if ':' in workdir:  # it may be an address
+  if ':' in str(workdir):  # it may be an address
     address = config_lib.store_address(workdir, 'workdir')
     if address is None:
       config_lib.check_local(workdir, 'workdir')

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
+import http
 import ipaddress
 from typing import Any
 import urllib.parse
@@ -33,6 +34,9 @@ _HEADERS = {
   'Cache-Control': 'no-cache',
 }
 
+# Details of the errors that starlette raises where no route fits.
+_PHRASES = {x: http.HTTPStatus(x).phrase for x in (404, 405)}
+
 
 def problem(
   status: int, line: str, headers: Mapping[str, str] | None = None
@@ -44,18 +48,28 @@ def problem(
 def handlers(
   mistake_status: int,
   describe: Callable[[Exception], str] = config_lib.one_line,
+  paths: str = '',
 ) -> dict[Any, Callable[..., Any]]:
   """Returns the handlers of errors.
 
   Args:
     mistake_status: The status of a reply to a UserError.
     describe: Returns the line about one.
+    paths: What names the paths of the application, for a request to no path.
   """
 
-  async def refuse(_: requests.Request, e: Exception) -> responses.Response:
+  async def refuse(
+    request: requests.Request, e: Exception
+  ) -> responses.Response:
     """Replies to an invalid request."""
     if isinstance(e, exceptions.HTTPException):
-      return problem(e.status_code, e.detail, e.headers)
+      line, path = e.detail, request.url.path
+      if e.status_code == 404 and line == _PHRASES[404]:
+        line = f'there is no {path}{paths and f": {paths}"}'
+      elif e.status_code == 405 and line == _PHRASES[405]:
+        allowed = sorted((e.headers or {}).get('Allow', '').split(', '))
+        line = f'{path} has no {request.method}: send {" or ".join(allowed)}'
+      return problem(e.status_code, line, e.headers)
     return problem(mistake_status, describe(e))
 
   async def fail(_: requests.Request, e: Exception) -> responses.Response:

@@ -20,7 +20,6 @@ from urllib import parse
 
 from vit_jax.config import check_package
 from vit_jax.config import nearby
-from vit_jax.config import store_address
 from vit_jax.config import UserError
 from vit_jax.config.addresses import STORES
 from vit_jax.downloads import places
@@ -105,7 +104,8 @@ def _fetch_gs_file(
 
 
 def _fetch_stored(path: str, step: int | str | None) -> pathlib.Path:
-  store_address(path, 'path')  # that its package is there
+  scheme = path.partition(':')[0]
+  check_package(path, STORES[scheme], scheme)
   from vit_jax.downloads import copies  # here, since few runs need its library
 
   return copies.fetch(path, step)

@@ -75,6 +75,7 @@ timm's VisionTransformer
   EXACT; NO_BIAS; norm=rms_norm; block=branches(2);
     attention=attention(qk_norm=True)
   EXACT; attention=differential; registers=2
+  mlp=mlp(gelu='exact', bias=False); attention=attention(out_bias=False)
   HYBRID; EXACT
   STAGES; EXACT
   EXACT; block=post_norm

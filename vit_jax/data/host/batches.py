@@ -296,6 +296,12 @@ class BatchMaker:
       rows_of.setdefault(int(positions[i]), []).append(i)
     for position, example_rows in rows_of.items():
       example = source.read(position)
+      if missing := sorted({'image', *targets} - example.values.keys()):
+        raise UserError(
+          f'{example.origin}: the values of the example have no'
+          f' {" and no ".join(missing)}, which the features of'
+          f' {type(source).__name__} declare'
+        )
       fill(example, example_rows)
       batch['index'][example_rows] = example.index
       for name, target in targets.items():

@@ -114,7 +114,7 @@ def read(
       arrays, rules, file_params, form.IGNORED, arrays.stored
     )
     params |= extra_params
-  logging.info('read %s, a file of the kind %s', path, form.NAME)
+  logging.debug('read %s, a file of the kind %s', path, form.NAME)
   if description.silent and not is_ours:
     _say_assumed(path, description)
   return description, params, form.NAME

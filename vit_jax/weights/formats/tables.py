@@ -495,7 +495,8 @@ def read(
   faults = [
     f'{k}: {", ".join(names)}' for k, names in problems.items() if names
   ]
-  params, infinite = {}, {}
+  params = {}
+  infinite: dict[str, None] = {}
   for parameter in parameters:
     file_arrays = []
     for part in parameter.names:
