@@ -69,6 +69,23 @@ def test_a_store_that_is_in_use_is_refused(store):
   assert names(store) == {'lock.json'}
 
 
+def test_an_upload_that_is_killed_loses_no_metrics(store, monkeypatch):
+  """A resumed run goes on with the metrics that are there."""
+  files, address = store
+  put_file, uploaded = type(files).put_file, []
+
+  def record(self, local, path, **options):
+    uploaded.append(path.partition('/run/')[2])
+    put_file(self, local, path, **options)
+
+  monkeypatch.setattr(type(files), 'put_file', record)
+  assert loop.run(tiny.config(train__duration='3 steps'), address).status == 0
+  kinds = [name.partition('/')[0] for name in uploaded]
+  assert kinds.index('config.json') < kinds.index('metrics.jsonl')
+  assert kinds.index('metrics.jsonl') < kinds.index('checkpoints')
+  assert kinds[-1] == 'DONE'
+
+
 @pytest.mark.parametrize(
   'problem', [OSError('the quota is used up'), FileNotFoundError('no bucket')]
 )

@@ -221,9 +221,10 @@ class _Directory:
 def _rank(name: str) -> tuple[int, str]:
   """Orders files, so that a killed upload leaves a run that can be resumed.
 
-  Without its config, checkpoints would be those of no run. Metrics may not be
-  behind the checkpoints. DONE says that nothing is missing.
+  Checkpoints without a config would be of no run. Metrics come before them: a
+  resumed run removes later ones, and does not write earlier ones again. DONE
+  says that nothing is missing.
   """
   if name in _DESCRIPTION:
     return 0, str(_DESCRIPTION.index(name))
-  return (1 if '/' in name else 3 if name == 'DONE' else 2), name
+  return (2 if '/' in name else 3 if name == 'DONE' else 1), name
