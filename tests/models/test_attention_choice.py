@@ -238,3 +238,25 @@ def test_the_softmax_has_the_type_that_is_documented(implementation, expected):
   """In the docstring of `Attention`."""
   with tpu('TPU v5 lite'):
     assert softmax_types(implementation) == expected
+
+
+@pytest.mark.parametrize(
+  ('kind', 'expected'),
+  [('dinov3', (True, True)), ('rope_vit_mixed', (None, None))],
+)
+def test_the_kernel_that_is_tried_is_the_one_that_is_called(
+  kind, expected, on, monkeypatch
+):
+  """It neither rotates nor normalises where it cannot rotate."""
+  tried = []
+  monkeypatch.setattr(
+    fused_attention, 'compile_problem', lambda *args: tried.append(args) or ''
+  )
+  on('tpu', device_kind='TPU v5 lite')
+  monkeypatch.setattr(jax, 'local_devices', jax.devices)
+  with tpu('TPU v5 lite'):
+    traced = trace(
+      attention='attention(qk_norm=True)', positions=f"rope(kind='{kind}')"
+    )
+    assert has_kernel(traced)
+  assert {(x.rotates_halves, x.centers) for x, _ in tried} == {expected}

@@ -370,7 +370,7 @@ def test_a_run_that_failed_in_its_first_step_binds_nothing(tmp_path):
 def test_a_live_directory_is_refused(tmp_path):
   with loop.workdir_lib.lock(tmp_path):
     with pytest.raises(UserError, match='is in use by process'):
-      loop.run(tiny.config(), str(tmp_path))
+      loop.run(tiny.config(), tmp_path)  # a path is a work directory, too
 
 
 def test_only_the_end_is_missing(finished, tmp_path):

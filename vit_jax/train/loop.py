@@ -14,6 +14,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import itertools
+import os
 import pathlib
 import sys
 import time
@@ -50,7 +51,7 @@ _MOST = 4  # metrics in the last line of the log
 
 def run(
   config: ml_collections.ConfigDict,
-  workdir: str,
+  workdir: str | os.PathLike[str],
   dry_run: bool = False,
   verbose: bool = False,
 ) -> Results:
@@ -67,7 +68,8 @@ def run(
     dry_run: Compile, print sizes as JSON, write nothing.
     verbose: Show tables of all parameters before the first step.
   """
-  if ':' in str(workdir):  # it may be an address
+  workdir = os.fspath(workdir)
+  if ':' in workdir:  # it may be an address
     address = config_lib.store_address(workdir, 'workdir')
     if address is None:
       config_lib.check_local(workdir, 'workdir')

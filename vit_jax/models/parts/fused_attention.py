@@ -114,11 +114,7 @@ def attend(attention: Attention, x: jax.Array, context: Context) -> jax.Array:
   qkv = _PackedProjection(name='qkv')(attention, x)
   num_heads, rotation = attention.num_heads, context.rotation
   heads = *x.shape[:2], num_heads, x.shape[-1] // num_heads
-  turn = norms = None
-  if rotation is not None:
-    turn = make_turn(
-      *(rotation, context.layer, x.shape, attention.dtype, attention.qk_norm)
-    )
+  turn, norms = _turn(attention, x, context), None
   if rotation is not None and turn is None:  # the kernel cannot rotate
     query, key, value = (qkv[:, :, i].reshape(heads) for i in range(3))
     parts = attention.prepare(query, key, value, context)
@@ -166,6 +162,16 @@ class _PackedProjection(Projection):
     return keep(y + bias.reshape(width)).reshape(*x.shape[:2], 3, d)
 
 
+def _turn(attention: Attention, x: jax.Array, context: Context) -> Turn | None:
+  """Returns how the kernel rotates queries and keys of [B, T, D], if it can."""
+  if context.rotation is None:
+    return None
+  shape, dtype = x.shape, attention.dtype
+  return make_turn(
+    context.rotation, context.layer, shape, dtype, attention.qk_norm
+  )
+
+
 def make_turn(
   rotation: rotary.Rotation | rotary.MixedRotation,
   layer: jax.Array | None,
@@ -209,13 +215,7 @@ def refusal(attention: Attention, x: jax.Array, context: Context) -> str:
   reason, device = refusals.first_reason(reasons), jax.local_devices()[0]
   if reason or device.platform != 'tpu':
     return reason
-  ways = _split()[1]
-  kernel = Kernel(
-    *(shape[1], shape[2] // ways, num_heads // ways, dtype.name),
-    rotates_halves=getattr(context.rotation, 'halves', None),
-    centers=isinstance(attention.norm, LayerNorm) if normalizes else None,
-  )
-  return compile_problem(kernel, device)
+  return compile_problem(_kernel(attention, x, context), device)
 
 
 class Kernel(NamedTuple):
@@ -229,6 +229,21 @@ class Kernel(NamedTuple):
   rotates_halves: bool | None = None
   # Whether QK-norm subtracts the mean; None: no QK-norm.
   centers: bool | None = None
+
+
+def _kernel(attention: Attention, x: jax.Array, context: Context) -> Kernel:
+  """Returns the kernel that `attend` calls for tokens [B, T, D]."""
+  (_, t, d), ways, halves, centers = x.shape, _split()[1], None, None
+  can_rotate = _turn(attention, x, context) is not None
+  if context.rotation is not None and can_rotate:
+    halves = context.rotation.halves
+  # What the kernel cannot rotate, it does not normalise either.
+  if attention.qk_norm and (context.rotation is None or can_rotate):
+    centers = isinstance(attention.norm, LayerNorm)
+  dtype = jnp.dtype(attention.dtype).name
+  return Kernel(
+    t, d // ways, attention.num_heads // ways, dtype, halves, centers
+  )
 
 
 @functools.cache
