@@ -6,6 +6,7 @@ The rest of a page is written by hand: its file in docs/ says what it lists.
 import ast
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 import functools
 import importlib
 import inspect
@@ -440,7 +441,8 @@ def formats() -> str:
     said = [x for x in entries if not x.read and x.key]
     assumed = [x for x in entries if not x.read and not x.key]
     columns = [', '.join(map(_value, x)) for x in (shown, said, assumed)]
-    columns.append('; '.join(filter(None, map(_need, kind.fields))))
+    needs = [*map(_need, kind.fields), *_shared_keys(said + shown)]
+    columns.append('; '.join(filter(None, needs)))
     rows.append(f'| {" | ".join((kind.title, *columns))} |')
   return '\n'.join(rows)
 
@@ -450,7 +452,9 @@ def _value(entry: fields_lib.Entry) -> str:
   notes = []
   if entry.is_read_only:
     notes.append('only read')
-  if not (entry.read or entry.key or callable(entry.default)):
+  if entry.is_given:
+    notes.append('its code is told')
+  elif not (entry.read or entry.key or callable(entry.default)):
     notes.append(f'`{entry.default}`')
   return f'`{entry.value_name}`' + (f' ({", ".join(notes)})' if notes else '')
 
@@ -461,6 +465,14 @@ def _need(entry: fields_lib.Entry) -> str:
     return f'equal sides of `{entry.value_name or entry.source}`'
   needs = ', '.join(f'`{x}`' for x in entry.needs.split('&') if x)
   return f'{needs} if `{entry.condition}`' if entry.condition else needs
+
+
+def _shared_keys(entries: Sequence[fields_lib.Entry]) -> Iterator[str]:
+  """Yields the values of which a config can say some together alone."""
+  for key in dict.fromkeys(x.key for x in entries if x.key):
+    names = [f'`{x.value_name}`' for x in entries if x.key == key]
+    if len(names) > 1:
+      yield f'one key can say {" and ".join(names)}'
 
 
 PAGES = {

@@ -451,9 +451,9 @@ def test_every_kind_of_file_is_on_the_site(monkeypatch):
       f'| {kind.title} |' in page for kind in getattr(form, 'KINDS', ())
     )
   (row,) = [x for x in page.splitlines() if x.startswith("| Google's ViT |")]
-  assert row.endswith(
-    '(`1e-06`), `pool.gelu` | `pool=token` if `class_token` |'
-  )
+  assert row.endswith('`pool.gelu` | `pool=token` if `class_token` |')
+  (row,) = [x for x in page.splitlines() if x.startswith('| mmsegmentation |')]
+  assert '`num_heads` (its code is told)' in row and 'None' not in row
 
 
 def test_every_flag_is_on_the_site(monkeypatch):

@@ -36,6 +36,11 @@ def attach(
   data = config.data
   features = {k: x for k, x in source.features.items() if k != 'text'}
   if not data.tokenizer:
+    if data.class_names:
+      raise UserError(
+        'config.data.class_names is for captions, and no config.data.tokenizer'
+        f' is set: leave it out; the classes of {data.name} keep their names'
+      )
     if 'text' not in source.features:
       return source
     return wrapped.WrappedSource(source, ('',), features)

@@ -38,15 +38,10 @@ def find(name: str) -> type[base.Source]:
 def open_source(config: ml_collections.ConfigDict, split: str) -> base.Source:
   """Opens a split of the data, such as `config.data.split`."""
   data = config.data
-  if data.class_names and not data.tokenizer:
-    raise config_lib.UserError(
-      'config.data.class_names is for captions, and no config.data.tokenizer is'
-      f' set: leave it out; the classes of {data.name} keep their names'
-    )
   source = open_stored(config, split)
   if data.source_size is not None:
     config_lib.wing('vit_jax.data.stored_sizes:check')(config, source)
-  if data.tokenizer or 'text' in source.features:
+  if data.tokenizer or data.class_names or 'text' in source.features:
     attach = config_lib.wing('vit_jax.data.captions:attach')
     source = attach(source, config, split)
   return source

@@ -29,9 +29,6 @@ class SplitError(UserError):
   only: str = ''
 
 
-_MANY = 10**15  # images; larger than any bound of a split
-
-
 @dataclasses.dataclass(frozen=True)
 class Part:
   """One term of a specification: a split, or a slice of it."""
@@ -95,30 +92,6 @@ def _parse_part(text: str) -> Part:
   ):
     raise ValueError(text)
   return Part(name, start, stop, percent)
-
-
-def shared(spec: str, other_spec: str) -> tuple[Part, Part] | None:
-  """Returns terms of two specifications that share images; None: none do.
-
-  Terms of which the number of images must be known are taken to share none.
-  """
-  for part in parse(spec):
-    for other in parse(other_spec):
-      if _overlap(part, other):
-        return part, other
-  return None
-
-
-def _overlap(part: Part, second: Part) -> bool:
-  if 'all' in (part.name, second.name):
-    return True
-  wholes = sum(x.start is None and x.stop is None for x in (part, second))
-  if part.name != second.name or (
-    part.percent != second.percent and not wholes
-  ):
-    return False
-  bounds = [x.bounds(_MANY) for x in (part, second)]
-  return max(start for start, _ in bounds) < min(stop for _, stop in bounds)
 
 
 def chosen(

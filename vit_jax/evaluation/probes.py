@@ -19,6 +19,7 @@ from vit_jax.config import counted
 from vit_jax.config import explained
 from vit_jax.config import UserError
 from vit_jax.data import base as data_base
+from vit_jax.data import shared_images
 from vit_jax.data import splits
 from vit_jax.evaluation import base
 from vit_jax.evaluation import embedded
@@ -117,7 +118,7 @@ class Probe(base.Evaluator):
     if len(labelled) == 2:
       train, test = labelled
       self.check_examples(train, test, source.classes)
-    if shared := splits.shared(self.spec.split, self.train_split):
+    if shared := shared_images.shared(self.spec.split, self.train_split):
       raise base.EvaluationError(
         f"images of '{shared[0]}' are in '{shared[1]}' as well: a probe is to"
         ' be measured on others than it learns from; change its split or'

@@ -21,8 +21,6 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import objectives
 from vit_jax.config import counted
-from vit_jax.data import splits
-from vit_jax.models import zoo
 from vit_jax.parallel import memory
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
@@ -174,24 +172,13 @@ def log_facts(
     )
 
 
-def _model_name(config: ml_collections.ConfigDict) -> str:
-  """Returns the name of a model, with the sizes that are not the name's."""
-  named = zoo.find(config.name)
-  keys = named[1] if named else {}
-  changed = [
-    f'{key}={config[key]}'
-    for key in ('patch_size', 'hidden_size', 'depth')
-    if key in keys and config[key] not in (None, keys[key], (keys[key],) * 2)
-  ]
-  return f'{config.name} with {", ".join(changed)}' if changed else config.name
-
-
 def _facts(
   e: experiment_lib.Experiment, is_dry: bool
 ) -> Iterator[tuple[str, str]]:
   """Yields what is trained, on what and how long, and how it is evaluated."""
   mesh, parameters = e.program.mesh, e.program.rules.parameters.values()
-  names = dict.fromkeys(_model_name(x.config.model) for x in e.parts.values())
+  sized_name = config_lib.wing('vit_jax.models.describing:sized_name')
+  names = dict.fromkeys(sized_name(x.config.model) for x in e.parts.values())
   total = sum(x.size for x in parameters)
   trained = sum(x.size for x in parameters if x.trains)
   training = f', {trained:,} of which train' if trained < total else ''
@@ -244,17 +231,7 @@ def _log_part(e: experiment_lib.Experiment) -> None:
       ' has some of them several times',
       *(e.config.train.batch_size, counted(len(e.source), 'example')),
     )
-  for name, spec in e.config.evals.items():
-    parts = None
-    # A source of the user's own may read splits of another grammar.
-    with contextlib.suppress(config_lib.UserError):
-      parts = spec.split and splits.shared(spec.split, e.config.data.split)
-    if parts:
-      logging.warning(
-        "warning: config.evals.%s.split: images of '%s' are in '%s' as well,"
-        ' which trains',
-        *(name, *parts),
-      )
+  config_lib.wing('vit_jax.data.shared_images:warn')(e.config)
   target = program.objective.target
   names = e.source.features[target[0]].names if target else ()
   if target and target[0] in _WITH_NAMES and len(names) == 1:

@@ -693,6 +693,17 @@ def test_arrays_that_timms_other_fields_have(tmp_path, added, field):
     vit_jax.load(tmp_path / 'x.safetensors')
 
 
+@pytest.mark.parametrize('name', ['in_proj', 'out_proj'])
+def test_joint_projections_of_another_layer_are_unknown(tmp_path, name):
+  """They say nothing of an MLP that has arrays of its own."""
+  export.write(random_model(), tmp_path / 'ours.safetensors', 'timm', 'here')
+  arrays = read(tmp_path / 'ours.safetensors')
+  arrays[f'blocks.0.{name}.weight'] = np.ones((24, 30), np.float32)
+  containers.write_safetensors(tmp_path / 'x.safetensors', arrays, {})
+  with pytest.raises(UserError, match=rf'unknown: blocks\.0\.{name}\.weight$'):
+    vit_jax.load(tmp_path / 'x.safetensors', num_heads=3)
+
+
 def test_absurd_numbers_in_names_are_refused(tmp_path):
   arrays = {
     'patch_embed.proj.weight': np.zeros((8, 3, 4, 4), np.float32),

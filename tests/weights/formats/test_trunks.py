@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import vit_jax
+from vit_jax.config import UserError
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import export
 
@@ -134,6 +135,14 @@ def test_eva02s_own_names(tmp_path, normalised):
     containers.write_safetensors(path, arrays, {})
   loaded = vit_jax.load(path, num_heads=3, positions=EVA02['positions'])
   assert_same(loaded, actual)
+  if normalised:
+    del arrays['blocks.1.attn.k_proj.weight']
+    containers.write_safetensors(path, arrays, {})
+    with pytest.raises(
+      UserError,
+      match=r'missing: blocks\.1\.attn\.qkv\.weight.* unknown: .*q_proj',
+    ):
+      vit_jax.load(path, num_heads=3, positions=EVA02['positions'])
 
 
 def test_dinov3s_own_names(tmp_path):

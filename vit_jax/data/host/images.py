@@ -34,7 +34,7 @@ class ImageFiller:
     if maker.stored is None:
       self.fill_crops(example, rows)
       return
-    check_array(example)
+    check_array(example, len(maker.stored) + 1)
     self.batch['image'][rows] = transforms.decode_whole(  # the device crops
       example.image, maker.stored, maker.channels, example.origin, maker.levels
     )
@@ -44,7 +44,7 @@ class ImageFiller:
   def fill_crops(self, example: Example, rows: list[int]) -> None:
     """Crops an image, of a size of its own, and its maps."""
     maker = self.maker
-    check_array(example)
+    check_array(example, 3)
     image = transforms.StoredImage(
       example.image, maker.channels, example.origin, maker.levels
     )
@@ -80,12 +80,12 @@ class ImageFiller:
     return read(example, name, self.maps[name], size)
 
 
-def check_array(example: Example) -> None:
+def check_array(example: Example, axes: int) -> None:
   """Raises a UserError if an own source returns an array that is no image."""
   image = example.image
   if isinstance(image, bytes):
     return
-  if image.ndim not in (2, 3) or image.dtype.kind not in 'biu':
+  if image.ndim not in (2, axes) or image.dtype.kind not in 'biu':
     raise config_lib.UserError(
       f'{example.origin}: the image is {image.dtype} of the shape'
       f' {image.shape}: it must be uint8 or uint16 [H, W, C], black at 0 and'

@@ -59,7 +59,7 @@ positions.relative_bias.shared  {_SHARED}?
 >                   .use_shared_rel_pos_bias  positions.relative_bias.shared
 pool.norm_after     fc_norm.weight?        .use_fc_norm!
 !  attention.qkv_bias  !attention.key_bias
--  attention.qk_norm registers
+-  attention.qk_norm registers !block=post_norm
 """,
     timm_vit.init_values,
     changes=timm_vit.TOKEN_OR_MEAN,

@@ -147,9 +147,14 @@ def is_rotary(file: FileFacts) -> bool:
 
 def attention(file: FileFacts) -> str:
   """Returns which attention there is: keys may have fewer heads in a layer."""
-  names = (f'blocks.{i}.attn.' for i in range(file.count(B)))
-  shapes = ([file.shape(f'{x}{y}_proj.weight') for y in 'kq'] for x in names)
-  return 'grouped' if any(k != q for k, q in shapes) else 'attention'
+  shapes = file.shapes
+  is_grouped = any(
+    # A layer without queries does not fit, and the error names them.
+    shape != shapes.get(name.replace('k_proj', 'q_proj'), shape)
+    for name, shape in shapes.items()
+    if name.endswith('.attn.k_proj.weight')
+  )
+  return 'grouped' if is_grouped else 'attention'
 
 
 def key_heads(file: FileFacts) -> tuple[int | None, int | None]:

@@ -177,6 +177,7 @@ positions.factorized.grid  grid()
 >                   .pos_embed_antialias       antialias()
 >                   .pos_embed_align_corners   align_corners()
 >                   .pos_embed_grid_size       grid_word()
+-  !block=post_norm
 """,
       *(patch_size, resize, learned_grid, grid),
       changes=timm_vit.PLAIN_FIELDS,

@@ -130,9 +130,13 @@ def mlp(file: FileFacts) -> str:
 
 
 def mlp_dim(file: FileFacts) -> int:
-  """Returns the hidden size, also beside attention with one output layer."""
-  if inputs := file.size(B + 'out_proj.weight', 1):
-    return max(inputs - file.values['hidden_size'], 0)
+  """Returns the hidden size of the MLP.
+
+  A parallel block may have one array after attention and the MLP.
+  """
+  joint_inputs = file.size(B + 'out_proj.weight', 1)
+  if joint_inputs and file.has(B + 'in_norm.'):
+    return max(joint_inputs - file.values['hidden_size'], 0)
   return file.shape(B + 'mlp.fc2.weight', 2)[1]
 
 
