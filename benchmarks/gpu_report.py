@@ -46,11 +46,9 @@ _BUDGET = flags.DEFINE_integer(
   'budget', 500, 'Seconds for all measurements.', flag_values=FLAGS
 )
 
+PARTS = ('train', 'profile', 'candidates', 'loop', 'recipe')
 _PARTS = flags.DEFINE_list(
-  'parts',
-  ['train', 'profile', 'candidates', 'loop', 'recipe'],
-  'Parts to measure, in this order.',
-  flag_values=FLAGS,
+  'parts', list(PARTS), 'Parts to measure, in this order.', flag_values=FLAGS
 )
 _CANDIDATES = flags.DEFINE_list(
   'candidates', [], 'Names of candidates; default: all.', flag_values=FLAGS
@@ -105,9 +103,9 @@ def main(argv: list[str]) -> None:
     'recipe': _recipe,
   }
   for part in _PARTS.value:
-    if part not in parts:
+    if part not in PARTS:
       raise config_lib.UserError(
-        f'--parts={part}: choose from {", ".join(parts)}'
+        f'--parts={part}: choose from {", ".join(PARTS)}'
       )
   out = pathlib.Path(_OUT.value)
   out.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,19 @@ def test_the_version_is_one():
   assert re.search(r'^## (\S+)', CHANGES, re.MULTILINE)[1] == version
 
 
+def test_each_change_stands_once_below_a_heading():
+  """Merges of branches may leave entries twice, or above all headings."""
+  _, newest, *_ = re.split(r'^## ', CHANGES, flags=re.MULTILINE)
+  start, *sections = re.split(r'^### ', newest, flags=re.MULTILINE)
+  assert not re.search('^- ', start, re.MULTILINE)
+  entries = [
+    ' '.join(entry.split())[:60]
+    for section in sections
+    for entry in re.split(r'^- ', section, flags=re.MULTILINE)[1:]
+  ]
+  assert len(entries) > 10 and len({*entries}) == len(entries)
+
+
 def test_the_workflow_runs_what_there_is():
   jobs = yaml.safe_load(WORKFLOW.read_text())['jobs']
   for job in jobs.values():
