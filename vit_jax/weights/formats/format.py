@@ -199,7 +199,9 @@ class Format:
       default = registry.DEFAULTS.get(path, 'none')
       value = values.get(path) or default
       if entry.is_named and path not in paths and value != default:
-        return show(path, value, values)
+        names = (x.value_name for x in self.fields if x.is_named)
+        rival = next((x for x in names if x in paths), '')
+        return _pair(show(path, value, values), rival, values)
     unmet = tables.unmet(condition, values)
     return show(unmet, values.get(unmet), values) if unmet else None
 
