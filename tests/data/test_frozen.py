@@ -19,6 +19,7 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax.data import base
 from vit_jax.data import features
+from vit_jax.data import kinds
 from vit_jax.data import made
 from vit_jax.data import splits
 from vit_jax.data.device import views
@@ -297,7 +298,7 @@ def test_slices_and_copies_have_the_examples_of_a_split(tmp_path, kind):
     np.testing.assert_array_equal(whole.column(name)[middle:], column)
   for feature in whole.features.values():
     stored = json.loads(json.dumps(feature.to_dict()))
-    assert features.from_dict(stored) == feature
+    assert kinds.from_dict(stored) == feature
   again = data.open_source(config, 'train' + slices[1])
   assert again.fingerprint() == parts[0].fingerprint()
   assert len({x.fingerprint() for x in (whole, *parts)}) == 3

@@ -199,6 +199,8 @@ def test_limits_of_options(tmp_path, monkeypatch, base, limits, message):
     + '  @classmethod\n'
     '  def check(cls, config):\n'
     '    pass\n'
+    '  def loss(self, *args):\n'
+    '    pass\n'
   )
   config = tiny.config(objective__name=f'{name}:Limited')
   if not message:

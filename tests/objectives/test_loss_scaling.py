@@ -133,9 +133,9 @@ def test_the_backward_pass_stops_where_nothing_trains():
   ]
   half, full = (
     str(
-      jax.make_jaxpr(x.train_step)(
+      x.train_step.trace(
         x.abstract_state(), x.abstract_batch(), np.int32(0)
-      )
+      ).jaxpr
     ).count('dot_general')
     for x in programs
   )

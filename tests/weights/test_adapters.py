@@ -205,7 +205,8 @@ def test_addresses_and_published_names(base, tuned, tmp_path, monkeypatch):
     f'hf:timm/vit_base_patch16_224.{tag}': base,
   }
 
-  def fetch(path):
+  def fetch(path, step=None):
+    del step
     asked.append(path)
     return places.get(path, pathlib.Path(path))
 

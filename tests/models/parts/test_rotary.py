@@ -105,19 +105,17 @@ def test_kept_patches_are_rotated_by_their_own_positions(kind):
   order = np.random.default_rng(2).permuted(
     np.tile(np.arange(12), (2, 1)), axis=1
   )
-  actual = tokens(model, params, images(), kept=jnp.asarray(order))
+  actual = tokens(model, params, images(), jnp.asarray(order))
   expected = np.take_along_axis(np.asarray(full[:, 3:]), order[..., None], 1)
   np.testing.assert_allclose(actual[:, 3:], expected, atol=2e-5)
   np.testing.assert_allclose(actual[:, :3], full[:, :3], atol=2e-5)
   positions = jnp.asarray(order[:, :5])
-  batched = tokens(model, params, images(), kept=positions)
+  batched = tokens(model, params, images(), positions)
   for i in range(2):
-    alone = tokens(
-      model, params, images()[i : i + 1], kept=positions[i : i + 1]
-    )
+    alone = tokens(model, params, images()[i : i + 1], positions[i : i + 1])
     np.testing.assert_allclose(batched[i], alone[0], atol=2e-5)
   stacked = layouts.stack_layers(params)
-  scanned = tokens(model.clone(scan=True), stacked, images(), kept=positions)
+  scanned = tokens(model.clone(scan=True), stacked, images(), positions)
   np.testing.assert_allclose(scanned, batched, atol=2e-5)
 
 

@@ -112,7 +112,7 @@ has_head_bias     =False
 attention.causal  =True
 end_token         -  eos_token_id!  COUNT default={_LEGACY_END} write=end()
 pool              =pool()
-!                 -  !pool=last
+!                 -  !pool=last&!pool=first
 """,
   ),
   SIGLIP: _text_format(
