@@ -109,13 +109,8 @@ def call_file(path: str, flag: str, folder: str) -> Any:
     if isinstance(e, SyntaxError):
       lines = [e.lineno]
     location = f'{path}, line {lines[-1]}' if lines else path
-    problem: object = f'{type(e).__name__}: {one_line(e)}'
-    if match := re.search(r'Key "(\w+)" does not exist', str(e)):
-      unknown_key = wing('vit_jax.config.synonyms:unknown_key')
-      problem = unknown_key(default(), match[1])
-    elif isinstance(e, TypeError):
-      wrong_type = wing('vit_jax.config.synonyms:wrong_type')
-      problem = wrong_type(default(), str(e)) or problem
+    explain = wing('vit_jax.config.synonyms:explain')
+    problem = explain(default(), e) or f'{type(e).__name__}: {one_line(e)}'
     raise UserError(f'{location}: {problem}') from None
 
 

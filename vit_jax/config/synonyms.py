@@ -273,20 +273,22 @@ def _ask(entries: list[str], prefix: str) -> str:
   return f'did you mean {" or ".join(phrases)}?'
 
 
-def wrong_type(config: ml_collections.ConfigDict, problem: str) -> str | None:
-  """Explains the error of ml_collections about a value of another type.
+def explain(config: ml_collections.ConfigDict, error: Exception) -> str:
+  """Explains what ml_collections says of a key or of its value.
 
   Returns:
-    None if the problem is another one.
+    '' if the error is another one.
   """
+  if match := re.search(r'Key "(\w+)" does not exist', str(error)):
+    return str(unknown_key(config, match[1]))
   match = re.search(
     r"override field '(\w+)'.*?\. (.*) is of original type <class '(\w+)'>.*"
     r" type <class '(\w+)'>",
-    problem,
+    str(error),
     re.DOTALL,
   )
-  if not match:
-    return None
+  if not match or not isinstance(error, TypeError):
+    return ''
   leaf, value, actual, expected = match.groups()
   names = [x for x, _ in flatten(config) if x.rpartition('.')[2] == leaf]
   name = f'config.{names[0]}' if len(names) == 1 else leaf

@@ -27,16 +27,16 @@ def warn(config: ml_collections.ConfigDict) -> None:
 
 
 def shared(
-  spec: str, other_spec: str
+  spec: str, second_spec: str
 ) -> tuple[splits.Part, splits.Part] | None:
   """Returns terms of two specifications that share images; None: none do.
 
   Terms of which the number of images must be known are taken to share none.
   """
   for part in splits.parse(spec):
-    for other in splits.parse(other_spec):
-      if _overlap(part, other):
-        return part, other
+    for second in splits.parse(second_spec):
+      if _overlap(part, second):
+        return part, second
   return None
 
 

@@ -44,7 +44,8 @@ def fetch(address: str, step: int | str | None = None) -> pathlib.Path:
     return [
       name
       for name in names
-      if name != stores.LOCK and steps.get(name, step) in chosen_steps
+      if name != stores.LOCK
+      and (name not in steps or steps[name] in chosen_steps)
     ]
 
   def check(names: stores.Names) -> None:

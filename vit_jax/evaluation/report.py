@@ -55,8 +55,8 @@ def summarize(
     ],
     'confusion': matrix,
   }
-  own = {k: _finite(x) for k, x in results.items() if k not in summary}
-  return summary | own
+  measures = {k: _finite(x) for k, x in results.items() if k not in summary}
+  return summary | measures
 
 
 def _rate(name: str, correct: int, total: int) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from flax import linen as nn
 import jax.numpy as jnp
-import ml_collections
 
 from vit_jax import models
 from vit_jax.config import parts
@@ -161,15 +160,3 @@ def _most_similar(
 
   name = max(published, key=likeness)
   return name, published[name]
-
-
-def sized_name(config: ml_collections.ConfigDict) -> str:
-  """Returns the name of a model, with the sizes that are not the name's."""
-  named = zoo.find(config.name)
-  keys = named[1] if named else {}
-  changed = [
-    f'{key}={config[key]}'
-    for key in ('patch_size', 'hidden_size', 'depth')
-    if key in keys and config[key] not in (None, keys[key], (keys[key],) * 2)
-  ]
-  return f'{config.name} with {", ".join(changed)}' if changed else config.name

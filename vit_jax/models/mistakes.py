@@ -123,9 +123,16 @@ def check_options(
   )
 
 
+def is_timms(name: str) -> bool:
+  """Whether a name has the form of timm's names of vision transformers."""
+  # Architectures of such families, whether they are known here or not.
+  form = r'[a-z]+\w*_(patch\d+_\w+|\w+_\d{3}|dinov\d)(\.\w+)?'
+  return bool(re.fullmatch(form, name, re.ASCII)) or zoo.find(name) is not None
+
+
 def unknown_name(name: str) -> ValueError:
   """Returns the error about a name that no family has."""
-  if zoo.is_timms(name) or re.fullmatch(r'[a-z][\w.-]+/[\w.-]+', name):
+  if is_timms(name) or re.fullmatch(r'[a-z][\w.-]+/[\w.-]+', name):
     stem = name if '/' in name else f'timm/{name.split(".")[0]}.TAG'
     return ValueError(
       f'{name!r} is no model that is known here by that name: where its'

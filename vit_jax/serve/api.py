@@ -275,7 +275,7 @@ class _Api:
 
   def _decode(self, image: bodies.Upload) -> np.ndarray:
     try:
-      with self._pixels.taken(uploads.check(image.file)):
+      with self._pixels.reserve(uploads.check(image.file)):
         return self._answerer.pixels(image.file)
     except UserError as e:
       raise UserError(f'{image.name}: {app_lib.impersonal(e)}') from None
@@ -295,7 +295,7 @@ class _Pixels:
     self._left, self._changed = amount, threading.Condition()
 
   @contextlib.contextmanager
-  def taken(self, amount: int) -> Iterator[None]:
+  def reserve(self, amount: int) -> Iterator[None]:
     """Waits until so much is left, and takes it meanwhile."""
     with self._changed:
       self._changed.wait_for(lambda: self._left >= amount)

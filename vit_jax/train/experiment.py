@@ -136,7 +136,6 @@ class Experiment:
     start: The checkpoint that parameters are loaded from; None: they are
       random.
     program: The compiled functions.
-    tasks: The experiments of several tasks by name; {}: it is of one.
   """
 
   config: ml_collections.ConfigDict
@@ -146,7 +145,6 @@ class Experiment:
   evaluators: dict[str, evaluation_base.Evaluator]
   start: 'Start | None'
   program: program_lib.Program
-  tasks: Mapping[str, 'Experiment'] = dataclasses.field(default_factory=dict)
 
   @functools.cached_property
   def log_every(self) -> Fraction:
@@ -236,8 +234,8 @@ class Experiment:
 
   @property
   def parts(self) -> Mapping[str, 'Experiment']:
-    """The experiments of the tasks by name; of one task itself, as ''."""
-    return self.tasks or {'': self}
+    """The experiments that this one is made of, by name: itself alone."""
+    return {'': self}
 
   @property
   def splits(self) -> Mapping[str, data.Source]:
@@ -368,8 +366,7 @@ class Experiment:
 
   def cached(self) -> Self:
     """Returns the experiment with its images in the cache of `data.cache`."""
-    tasks = {name: task.cached() for name, task in self.tasks.items()}
-    return dataclasses.replace(self, cache=self.cache.load(), tasks=tasks)
+    return dataclasses.replace(self, cache=self.cache.load())
 
 
 def create(

@@ -21,6 +21,7 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import objectives
 from vit_jax.config import counted
+from vit_jax.models import zoo
 from vit_jax.parallel import memory
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
@@ -177,8 +178,8 @@ def _facts(
 ) -> Iterator[tuple[str, str]]:
   """Yields what is trained, on what and how long, and how it is evaluated."""
   mesh, parameters = e.program.mesh, e.program.rules.parameters.values()
-  sized_name = config_lib.wing('vit_jax.models.describing:sized_name')
-  names = dict.fromkeys(sized_name(x.config.model) for x in e.parts.values())
+  model_keys = [x.config.model for x in e.parts.values()]
+  names = dict.fromkeys(map(zoo.sized_name, model_keys))
   total = sum(x.size for x in parameters)
   trained = sum(x.size for x in parameters if x.trains)
   training = f', {trained:,} of which train' if trained < total else ''

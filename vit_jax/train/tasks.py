@@ -314,9 +314,18 @@ class Tasks(variant.Variant):
 
 @dataclasses.dataclass(frozen=True)
 class _Experiment(Experiment):
-  """The experiment of several tasks, each of which has its own steps."""
+  """The experiment of several tasks.
 
+  Attributes:
+    tasks: The experiment of each task, by name. It counts the task's steps.
+  """
+
+  tasks: dict[str, Experiment]
   program: '_Program'
+
+  @property
+  def parts(self) -> Mapping[str, Experiment]:
+    return self.tasks
 
   def loaded_params(self) -> Any:
     starts = {name: task.loaded_params() for name, task in self.tasks.items()}
@@ -381,6 +390,10 @@ class _Experiment(Experiment):
     }
     joint = cast(Tasks, variant.from_config(config))
     return cast(Self, joint.join(config, tasks, self.program.order))
+
+  def cached(self) -> Self:
+    tasks = {name: task.cached() for name, task in self.tasks.items()}
+    return dataclasses.replace(self, tasks=tasks)
 
 
 class _ShowTable(hooks_lib.Hook):

@@ -29,7 +29,6 @@ from vit_jax.data import features as features_lib
 from vit_jax.data import kinds as kinds_lib
 from vit_jax.models import subtrees
 from vit_jax.models import values as values_lib
-from vit_jax.models import zoo
 from vit_jax.runs import safe_io
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import batched
@@ -391,7 +390,8 @@ def _address(path: str) -> str:
       f' name; those that are known are {published_names}; or give a path, or'
       ' hf:owner/name'
     )
-  if '/' not in path and zoo.is_timms(path):
+  is_timms = config_lib.wing('vit_jax.models.mistakes:is_timms')
+  if '/' not in path and is_timms(path):
     name, _, tag = path.partition('.')
     hub = f'hf:timm/{name}.{tag or "TAG"}'
     raise config_lib.UserError(

@@ -15,6 +15,8 @@ image size at its end is ignored. As of timm 1.0.31 and transformers 5.24.
 import re
 from typing import Any
 
+import ml_collections
+
 from vit_jax.config import registry
 from vit_jax.models.vit import ViT
 
@@ -26,8 +28,6 @@ FAMILIES = (
   *('deit', 'siglip', 'dinov2', 'dinov3', 'eva', 'rope_vit'),
   *('clip', 'beit', 'aimv2', 'naflex'),
 )
-# timm's architectures of such families, whether they are known here or not.
-_TIMM = r'[a-z]+\w*_(patch\d+_\w+|\w+_\d{3}|dinov\d)(\.\w+)?'
 
 
 def family(name: str) -> Any:
@@ -64,6 +64,13 @@ def find(name: str) -> tuple[type[Any], Keys] | None:
   return None
 
 
-def is_timms(name: str) -> bool:
-  """Whether a name has the form of timm's names of vision transformers."""
-  return bool(re.fullmatch(_TIMM, name, re.ASCII)) or find(name) is not None
+def sized_name(config: ml_collections.ConfigDict) -> str:
+  """Returns the name of a model, with the sizes that are not the name's."""
+  named = find(config.name)
+  keys = named[1] if named else {}
+  changed = [
+    f'{key}={config[key]}'
+    for key in ('patch_size', 'hidden_size', 'depth')
+    if key in keys and config[key] not in (None, keys[key], (keys[key],) * 2)
+  ]
+  return f'{config.name} with {", ".join(changed)}' if changed else config.name

@@ -138,7 +138,7 @@ class Entry:
       self.check(file)
     value = self.read(file) if self.read else None
     # Read in any case, since it may be of another type.
-    config_value = self.said(file.config)
+    config_value = self.config_value(file.config)
     if value is None:
       value = file.caller_values.get(self.value_name)
     if value is None:
@@ -148,7 +148,7 @@ class Entry:
       return value(file) if callable(value) else value
     return value
 
-  def said(self, config: typed.Json) -> Any:
+  def config_value(self, config: typed.Json) -> Any:
     """Returns our value for a config's word; None: it says nothing."""
     if not self.key or not self.value_name or self.is_written_only:
       return None

@@ -226,7 +226,9 @@ class Format:
       if is_oblong or entry.word(values) is fields.NO_WORD:
         return text
       is_said = entry.value_name and not (entry.is_noted or entry.is_read_only)
-      config_value = entry.said(config) if is_said and not entry.write else None
+      config_value = (
+        entry.config_value(config) if is_said and not entry.write else None
+      )
       if isinstance(config_value, list):
         config_value = tuple(config_value)
       if config_value is not None and config_value != (value or False):
